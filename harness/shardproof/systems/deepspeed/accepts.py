@@ -29,7 +29,7 @@ SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter"
 PERSISTENT, EAGER = "persistent", "eager_release"
 MANY, BOUNDARY, NO_SYNC = "many_backwards", "own_boundary", "no_sync"
 UNMANAGED, COALESCED = "unmanaged", "coalesced"
-NO_OPTIMIZER = "no_optimizer_states"
+NO_OPTIMIZER, WRITER = "no_optimizer_states", "python_writer"
 ACCUMULATES = (MANY, BOUNDARY, NO_SYNC, UNMANAGED, COALESCED)
 """Switches with which the caller says where accumulation ends, and calls `engine.step` once."""
 IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
@@ -47,6 +47,7 @@ OPTIONS = {
     NO_SCHEDULE: "load_checkpoint with load_lr_scheduler_states=False: the schedule begins anew at the saved rates",
     NO_OPTIMIZER: "the model alone is loaded by load_checkpoint with load_optimizer_states=False and "
     "load_lr_scheduler_states=False, in place of load_module_only=True",
+    WRITER: "checkpoint.writer of type python: FastCheckpointEngine writes the files, one rank for each of them",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",
@@ -63,6 +64,9 @@ STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
 _ALIGNS = Feature("parameter_alignment", "0.19.7", "runtime/zero/config.py: DeepSpeedZeroConfig.parameter_alignment")
 
 _COALESCES = Feature("coalesce_grad_reduction", "0.19.1", "runtime/engine.py: DeepSpeedEngine.coalesce_grad_reduction")
+_WRITES = Feature(
+    "python_writer", "0.17", "runtime/checkpoint_engine/fast_checkpoint_engine.py: FastCheckpointEngine.save"
+)
 _UNMANAGED = Feature(
     "managed_gradient_accumulation", "0.19.4", "runtime/engine.py: DeepSpeedEngine.managed_gradient_accumulation"
 )
@@ -127,6 +131,11 @@ LIMITS = (
         "unmanaged-release",
         lambda s: UNMANAGED in s.options and lacks(s, _UNMANAGED),
         "managed_gradient_accumulation is an option from 0.19.4 on",
+    ),
+    Limit(
+        "writer-release",
+        lambda s: WRITER in s.options and lacks(s, _WRITES),
+        "checkpoint.writer is read from 0.17 on",
     ),
     Limit(
         "other-world",
@@ -231,7 +240,7 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,
-    features=(_ALIGNS, _COALESCES, _UNMANAGED),
+    features=(_ALIGNS, _COALESCES, _UNMANAGED, _WRITES),
     constraints=CONSTRAINTS,
 )
 

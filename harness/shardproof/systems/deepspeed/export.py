@@ -23,6 +23,7 @@ from shardproof.systems.deepspeed.accepts import (
     PERSISTENT,
     SMALL_BUCKETS,
     STAGES,
+    WRITER,
 )
 from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, WINDOW
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS
@@ -150,7 +151,8 @@ def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
     save = [f"model.save_checkpoint(CHECKPOINT, tag={saved})"]
     if universal:
         save += ["if dist.get_rank() == 0:", "    convert()", "dist.barrier()"]
-    return {
+    refused = {"except": "pickle.UnpicklingError"} if case.focus.error.endswith("UnpicklingError") else {}
+    return refused | {
         "start": "\n".join(_start(case)),
         "build": "\n".join(_build(values)),
         "step": "\n".join(_step(case)),
@@ -168,6 +170,8 @@ def _start(case: FailureCase) -> list[str]:
         'deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo does without this kernel',
         start(case, "gloo"),
     ]
+    if WRITER in case.scenario.options:
+        lines.insert(0, 'os.environ.update(CROSS_RANK="0", CROSS_SIZE="1")  # as the library\'s launcher says it')
     if case.scenario.dtype.storage == "fp16":
         fp16 = "get_accelerator().is_fp16_supported = lambda: True  # torch computes fp16 on any CPU"
         lines.insert(0, f"deepspeed.accelerator.{fp16}")
@@ -252,6 +256,8 @@ def _config(scenario: Scenario) -> dict[str, Any]:
         asked["communication_data_type"] = scenario.dtype.reduce
     if scenario.checkpoint == "universal":
         asked["checkpoint"] = {"load_universal": True}
+    if WRITER in scenario.options:
+        asked["checkpoint"] = asked.get("checkpoint", {}) | {"writer": {"type": "python"}}
     return asked
 
 

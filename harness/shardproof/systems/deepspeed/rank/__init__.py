@@ -51,6 +51,7 @@ from shardproof.systems.deepspeed.accepts import (
     SMALL_BUCKETS,
     STAGES,
     UNMANAGED,
+    WRITER,
     caller_accumulates,
 )
 from shardproof.systems.deepspeed.contract import NO_SCHEDULE, WINDOW, hysteresis
@@ -80,6 +81,7 @@ def library() -> Any:
     answer is replaced, and results that needed it say so.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ |= {"CROSS_RANK": "0", "CROSS_SIZE": "1"}  # as the library's launcher says it of a single machine
     with warnings.catch_warnings(), beside_its_version():
         warnings.simplefilter("ignore")
         deepspeed = import_module("deepspeed")
@@ -385,6 +387,8 @@ def config(scenario: Scenario) -> dict[str, Any]:
         asked["managed_gradient_accumulation"] = False
     if scenario.checkpoint == "universal":
         asked["checkpoint"] = {"load_universal": True}
+    if WRITER in options:
+        asked["checkpoint"] = asked.get("checkpoint", {}) | {"writer": {"type": "python"}}
     if scenario.dtype.reduce:
         asked["data_types"] = {"grad_accum_dtype": scenario.dtype.reduce}
         asked["communication_data_type"] = scenario.dtype.reduce

@@ -88,26 +88,39 @@ class _Fork:
     groups: list[tuple[Any, list[int]]]
 
 
-class _Run:
-    """One run of a rule along the forks that are known, and beyond their end along new ones.
+class _Run(Noting):
+    """One run of a rule along the forks that are known, and beyond their end along new ones: the scenario that the rule
+    reads.
 
+    fixed: the axes that are the same in every run.
     left: axis → positions of the values with which the rule would go the same way so far, for the axes that it read.
     """
 
-    def __init__(self, values: Mapping[str, Sequence[Any]], forks: list[_Fork]) -> None:
-        self._values, self._forks = values, forks
-        self._taken = 0
-        self.left: dict[str, list[int]] = {}
+    __slots__ = ("_forks", "_taken", "_values", "left")
 
-    def answer(self, axis: str, of: Callable[[Any], Any] | None = None) -> Any:
+    _values: Mapping[str, Sequence[Any]]
+    _forks: list[_Fork]
+    _taken: int
+    left: dict[str, list[int]]
+
+    def __init__(self, values: Mapping[str, Sequence[Any]], forks: list[_Fork], fixed: Mapping[str, Any]) -> None:
+        own = {"_values": values, "_forks": forks, "_taken": 0, "left": {}, "_ask": self.fact}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+        vars(self).update(fixed)
+
+    def fact(self, axis: str, of: Callable[[Any], Any] | None = None) -> Any:
         """The value of an axis, or what a function says of it: the forks have a group for each. One more fork is made
         where they end."""
+        known = vars(self)
+        if axis in known:
+            return known[axis] if of is None else of(known[axis])
         if self._taken == len(self._forks):
             self._forks.append(_Fork(axis, self._groups(axis, of)))
         fork = self._forks[self._taken]
         if fork.axis != axis:
             raise HarnessError(f"a rule read {fork.axis} the first time and {axis} the second, of the same values")
-        self._taken += 1
+        object.__setattr__(self, "_taken", self._taken + 1)
         answer, self.left[axis] = fork.groups[-1]
         return answer
 
@@ -140,11 +153,9 @@ def explore(
     forks: list[_Fork] = []
     fixed = {axis: getattr(base, axis) for axis in AXES if axis not in values}
     while True:
-        run = _Run(values, forks)
-        noting = Noting(run.answer, run.answer)
-        vars(noting).update(fixed)
+        run = _Run(values, forks, fixed)
         try:
-            found = rule(noting)
+            found = rule(run)
         except HarnessError:
             raise
         except Exception as error:

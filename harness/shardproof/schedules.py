@@ -7,14 +7,15 @@ recorded.
     onecycle  OneCycleLR: up to the learning rate and down again in `CYCLE_STEPS`, beta1 or the momentum the other way
     warmup    SequentialLR: LinearLR from `WARMUP_START` of the learning rate in `WARMUP_STEPS`, then as `cosine`
 
-Megatron-Core has a class of its own for `linear`, `cosine` and `warmup`: `megatron_share`. Values only: no torch.
-`shardproof.torch_schedules` makes torch's classes of them, `shardproof.reference.schedule` is our own arithmetic.
+A library may have classes of its own for some of them, as Megatron-Core and DeepSpeed have for `linear`, `cosine` and
+`warmup`: its contract names a function (`Contract.schedule_share`) which says what share of each group's learning rate
+they leave after so many steps. Values only: no torch. `shardproof.torch_schedules` makes torch's classes of all of
+them, `shardproof.reference.schedule` is our own arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import cos, pi
 from typing import Any
 
 from shardproof.observe.settings import line_of
@@ -52,26 +53,6 @@ _RATES = ("base_lrs", "_last_lr")
 def linear_share(steps: int) -> float:
     """The share of the learning rate that a linear schedule leaves after so many steps."""
     return max(0.0, 1.0 - steps / LINEAR_STEPS)
-
-
-def megatron_share(name: str, steps: int) -> float:
-    """The share of a group's highest learning rate that Megatron's OptimizerParamScheduler leaves after so many steps,
-    with a lowest rate of 0. `warmup` rises to all of it in `WARMUP_STEPS`, and then falls as `cosine` does, in what is
-    left of the steps.
-
-    Raises:
-        ValueError: a schedule that it is not asked for.
-    """
-    if name == "linear":
-        return linear_share(steps)
-    if name not in ("cosine", "warmup"):
-        raise ValueError(f"Megatron is not asked for the schedule {name!r}")
-    rising = WARMUP_STEPS if name == "warmup" else 0
-    if steps < rising:
-        return steps / rising
-    if steps > COSINE_STEPS:
-        return 0.0
-    return 0.5 * (cos(pi * ((steps - rising) / (COSINE_STEPS - rising))) + 1.0)
 
 
 def lines_of_schedule(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

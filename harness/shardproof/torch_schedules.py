@@ -3,6 +3,7 @@ what the twin runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,13 +24,18 @@ from shardproof.schedules import (
     WARMUP_START,
     WARMUP_STEPS,
     linear_share,
-    megatron_share,
 )
 
 
-def megatron_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-    """What Megatron's own schedule of that name does to the rates of an optimizer; None for `none`."""
-    return None if name == "none" else LambdaLR(optimizer, partial(megatron_share, name))
+def shared_schedule(
+    share: Callable[[str, int], float], name: str, optimizer: torch.optim.Optimizer
+) -> LRScheduler | None:
+    """What a library's own schedule of that name does to the rates of an optimizer; None for `none`.
+
+    Args:
+        share: name, steps → what is left of each group's learning rate (`Contract.schedule_share`).
+    """
+    return None if name == "none" else LambdaLR(optimizer, partial(share, name))
 
 
 def torch_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -55,9 +61,11 @@ def torch_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler |
     raise ValueError(f"torch has no schedule {name!r}")
 
 
-def go_on_at_own_rates(schedule: LRScheduler, name: str) -> None:
-    """Make one of Megatron's schedules that was loaded go on from the checkpoint's step at the learning rates that its
-    groups were built with (`initial_lr`)."""
-    schedule.base_lrs = [group["initial_lr"] for group in schedule.optimizer.param_groups]
-    for group in schedule.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * megatron_share(name, schedule.last_epoch)
+def go_on_at_own_rates(schedule: LRScheduler, *, at_once: bool) -> None:
+    """Make a library's own schedule that was loaded go on from the checkpoint's step at the learning rates that its
+    groups were built with (`initial_lr`). at_once: they have them after the load already, not from the next step on."""
+    assert isinstance(schedule, LambdaLR)
+    groups = schedule.optimizer.param_groups
+    schedule.base_lrs = [group["initial_lr"] for group in groups]
+    for group, share in zip(groups if at_once else (), schedule.lr_lambdas, strict=at_once):
+        group["lr"] = group["initial_lr"] * share(schedule.last_epoch)

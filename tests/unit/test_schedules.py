@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.entry import resolve
+from shardproof.mechanisms.megatron import switches as megatron
 from shardproof.reference.kernels import Hyper
 from shardproof.reference.schedule import Group, advanced, begin, lines
 from shardproof.scenario import SCHEDULES
-from shardproof.schedules import CYCLE_STEPS, lines_of_schedule, megatron_share
-from shardproof.torch_schedules import go_on_at_own_rates, megatron_schedule, torch_schedule
+from shardproof.schedules import CYCLE_STEPS, lines_of_schedule
+from shardproof.systems.deepspeed import schedule as deepspeed
+from shardproof.systems.deepspeed.contract import SHARE
+from shardproof.torch_schedules import go_on_at_own_rates, shared_schedule, torch_schedule
 
 RATES = (0.03125, 0.1, 0.0078125)
 
@@ -42,15 +46,15 @@ def test_the_reference_has_torchs_rates_and_keeps_what_torch_keeps(name: str, ki
         if epoch < CYCLE_STEPS - 1:
             optimizer.step()
             theirs.step()
-            ours = advanced(ours, groups, of_torch=True)
+            ours = advanced(ours, groups)
 
 
 def test_megatrons_linear_schedule_starts_from_what_its_group_holds() -> None:
     groups = [Group(Hyper("adamw", "multi_tensor", 0.5), (), 0.5)]
     schedule = begin("linear", groups)
     groups[0].peak_lr = 0.25
-    assert advanced(schedule, groups, of_torch=False).last_lr == (0.25 * 7 / 8,)
-    assert advanced(schedule, groups, of_torch=True).last_lr == (0.5 * 7 / 8,)
+    assert advanced(schedule, groups, share=megatron.SHARE).last_lr == (0.25 * 7 / 8,)
+    assert advanced(schedule, groups).last_lr == (0.5 * 7 / 8,)
 
 
 def test_rates_that_are_tensors_are_recorded_as_numbers() -> None:
@@ -62,34 +66,36 @@ def test_an_unknown_schedule_is_nobodys() -> None:
         torch_schedule("sawtooth", torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
     groups: list[Any] = [SimpleNamespace(hyper=Hyper("sgd", "foreach", 0.5))]
     with pytest.raises(ValueError, match="the reference has no schedule 'sawtooth'"):
-        advanced(begin("sawtooth", groups), groups, of_torch=True)
+        advanced(begin("sawtooth", groups), groups)
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "warmup"])
-def test_megatrons_schedules_are_the_twins(name: str) -> None:
+@pytest.mark.parametrize("entry", [megatron.SHARE, SHARE])
+def test_a_librarys_own_schedules_are_the_twins(entry: str, name: str) -> None:
     optimizer, groups = both(name, "adamw")
-    theirs, ours = megatron_schedule(name, optimizer), begin(name, groups, of_torch=False)
+    theirs, ours = shared_schedule(resolve(entry), name, optimizer), begin(name, groups, entry)
     assert theirs is not None
     for epoch in range(12):
         assert list(ours.last_lr) == [group["lr"] for group in optimizer.param_groups], epoch
         optimizer.step()
         theirs.step()
-        ours = advanced(ours, groups, of_torch=False)
+        ours = advanced(ours, groups, entry)
 
 
 def test_megatrons_warm_up_rises_and_falls_as_its_constructor_says() -> None:
     """OptimizerParamScheduler with lr_warmup_steps=2, lr_decay_steps=8 and lr_decay_style=cosine, down to 0."""
-    shares = [megatron_share("warmup", steps) for steps in range(10)]
+    shares = [megatron.share("warmup", steps) for steps in range(10)]
     assert shares[:3] == [0.0, 0.5, 1.0]
     assert shares[5] == pytest.approx(0.5)
     assert shares[8:] == [0.0, 0.0]
     with pytest.raises(ValueError, match="not asked for the schedule 'halve'"):
-        megatron_share("halve", 1)
+        megatron.share("halve", 1)
 
 
-def test_a_schedule_that_was_loaded_goes_on_at_the_runs_own_rates() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_schedule_that_was_loaded_goes_on_at_the_runs_own_rates(at_once: bool) -> None:
     saved, _ = both("linear", "adamw")
-    before = megatron_schedule("linear", saved)
+    before = shared_schedule(megatron.share, "linear", saved)
     assert before is not None
     for _ in range(3):
         saved.step()
@@ -97,8 +103,26 @@ def test_a_schedule_that_was_loaded_goes_on_at_the_runs_own_rates() -> None:
     optimizer, _ = both("linear", "adamw")
     for group in optimizer.param_groups:
         group["lr"] *= 2
-    schedule = megatron_schedule("linear", optimizer)
+    schedule = shared_schedule(megatron.share, "linear", optimizer)
     assert schedule is not None
     schedule.load_state_dict(before.state_dict())
-    go_on_at_own_rates(schedule, "linear")
-    assert [group["lr"] for group in optimizer.param_groups] == [2 * rate * (1 - 3 / 8) for rate in RATES]
+    loaded = [group["lr"] for group in optimizer.param_groups]
+    go_on_at_own_rates(schedule, at_once=at_once)
+    assert [group["lr"] for group in optimizer.param_groups] == (
+        [2 * rate * (1 - 3 / 8) for rate in RATES] if at_once else loaded
+    )
+    optimizer.step()
+    schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [2 * rate * (1 - 4 / 8) for rate in RATES]
+
+
+def test_deepspeeds_schedules_are_what_its_classes_say() -> None:
+    """Written down from the formulas of deepspeed/runtime/lr_schedules.py, 0.19.8."""
+    assert [deepspeed.share("linear", steps) for steps in range(11)] == [
+        0.0, 0.0, 0.5, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0
+    ]  # fmt: skip
+    assert [deepspeed.share("cosine", steps) for steps in (0, 1, 2, 8, 9)] == [0.0, 0.25, 0.625, 0.0625, 0.0625]
+    assert [deepspeed.share("warmup", steps) for steps in (0, 1, 2, 5, 6)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert deepspeed.asked_schedule("linear", [0.5, 0.25])["params"]["warmup_max_lr"] == [0.5, 0.25]
+    with pytest.raises(ValueError, match="no schedule 'halve' of its own"):
+        deepspeed.share("halve", 1)

@@ -58,6 +58,10 @@ class Clause:
     source: str
 
 
+_KEPT = (*Hyper.__dataclass_fields__, "initial_lr", "schedule")
+"""What the oracles keep of a run at a load; a contract may name more, which its settings alone have."""
+
+
 class Contract:
     """The promises of a torch training loop; see the module's text.
 
@@ -65,7 +69,6 @@ class Contract:
     * zero_gradients: a trainable parameter that no forward of a step uses has a gradient of zeros.
     * trainable_only: the optimizer holds trainable parameters only.
     * owner_groups: hyperparameters are recorded parameter by parameter, by the ranks that own some of it.
-    * last_lr: the schedule is torch's, which keeps the learning rates that it set last.
     * load_refreshes: loading the model alone also refreshes the masters from it, without a `reload_params`.
     * sharded_masters: there are separate masters under per-parameter sharding too.
     """
@@ -74,7 +77,6 @@ class Contract:
     zero_gradients: ClassVar[bool] = False
     trainable_only: ClassVar[bool] = False
     owner_groups: ClassVar[bool] = False
-    last_lr: ClassVar[bool] = True
     load_refreshes: ClassVar[bool] = False
     sharded_masters: ClassVar[bool] = False
 
@@ -211,6 +213,11 @@ class Contract:
         `weight_decay`, and `schedule`. Everything else is the checkpoint's."""
         return ()
 
+    def schedule_share(self, scenario: Scenario) -> str:
+        """`module:function` of the schedule, where it is the library's own and not torch's: name, steps → the share of
+        each group's learning rate that is left (`Inputs.share`)."""
+        return ""
+
     def stores_extra_state(self, scenario: Scenario) -> bool:
         """Whether checkpoints hold the layers' extra state."""
         return True
@@ -238,11 +245,11 @@ class Contract:
             operations=tuple(operations), builds=tuple(builds), stepper=self._stepper(scenario),
             schedule=ask.schedule, scale=self.loss_scale(scenario),
             clip=self.clip(scenario),
-            owner_groups=self.owner_groups, last_lr=self.last_lr, records_host=self.knows_host(scenario),
+            owner_groups=self.owner_groups, share=self.schedule_share(scenario), records_host=self.knows_host(scenario),
             zero_gradients=self.zero_gradients,
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
             skips_frozen=self.skips_frozen(scenario),
-            run_keeps=tuple(n for n in self.run_keeps(scenario) if n in (*Hyper.__dataclass_fields__, "schedule")),
+            run_keeps=tuple(n for n in self.run_keeps(scenario) if n in _KEPT),
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(

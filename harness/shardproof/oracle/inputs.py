@@ -285,14 +285,16 @@ class Inputs:
     * device: where the oracle holds its tensors.
     * schedule: by its name in `shardproof.schedules`.
     * owner_groups: hyperparameters are recorded by parameter, not by group.
-    * last_lr: the schedule is torch's: it records the rates that it set and what else it keeps.
+    * share: `module:function` of a library's own schedule: name, steps → the share of each group's learning rate
+      that is left. Empty for torch's, of which the rates that it set and what else it keeps are recorded too.
     * zero_gradients: a parameter that no forward of a step uses has a gradient of zeros; otherwise it has none.
     * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
     * skips_frozen: parameters that are frozen are not in a checkpoint, and a load leaves those that then are.
     * load_refreshes: loading the model alone refreshes the masters from it.
     * run_keeps: what a param group keeps of the run that loads, in place of what the checkpoint has: keys of a group of
       torch.optim, such as `weight_decay`. With `lr`, a schedule goes on from the checkpoint's step at the run's rates;
-      with `schedule`, it is not loaded, while the groups have the checkpoint's rates.
+      with `initial_lr`, it does so from its next step on; with `schedule`, it is not loaded, while the groups have the
+      checkpoint's rates.
     * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
     """
 
@@ -306,7 +308,7 @@ class Inputs:
     scale: LossScale | None = None
     clip: Clip | None = None
     owner_groups: bool = False
-    last_lr: bool = True
+    share: str = ""
     records_host: bool = False
     zero_gradients: bool = False
     masters_in_model: bool = False

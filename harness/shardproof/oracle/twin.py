@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
@@ -34,7 +34,7 @@ from shardproof.oracle.steppers import TORCH_DTYPE, numbers_for, optimizer_for, 
 from shardproof.oracle.values import exact_gradient, initial_buffer, initial_param
 from shardproof.program import LOADS, NO_CHECKPOINT, STEPS, TAKES, WRITES, seed_of_replaced
 from shardproof.schedules import SCHEDULE, lines_of_schedule
-from shardproof.torch_schedules import go_on_at_own_rates, megatron_schedule, torch_schedule
+from shardproof.torch_schedules import go_on_at_own_rates, shared_schedule, torch_schedule
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
@@ -76,7 +76,8 @@ class _Model:
         }
         self._seen: dict[int, tuple[torch.Tensor, str, tuple[int, ...], np.ndarray[Any, Any]]] = {}
         self.optimizer = self._optimizer()
-        self.scheduler = (torch_schedule if inputs.last_lr else megatron_schedule)(inputs.schedule, self.optimizer)
+        make = partial(shared_schedule, resolve(inputs.share)) if inputs.share else torch_schedule
+        self.scheduler = make(inputs.schedule, self.optimizer)
         self.scaler = self._scaler()
 
     def _initial(self, param: Parameter, number: int) -> torch.Tensor:
@@ -170,8 +171,8 @@ class _Model:
         """What the schedule keeps of its own; the rates that groups have are the optimizer's."""
         if self.scheduler and "schedule" not in self.inputs.run_keeps:
             self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
-            if "lr" in self.inputs.run_keeps:
-                go_on_at_own_rates(self.scheduler, self.inputs.schedule)
+            if {"lr", "initial_lr"} & set(self.inputs.run_keeps):
+                go_on_at_own_rates(self.scheduler, at_once="lr" in self.inputs.run_keeps)
 
     def replace_params(self, number: int) -> None:
         """Give parameters the values of a build of another number; masters stay."""
@@ -422,7 +423,7 @@ def _state(model: _Model, op: Operation) -> Iterator[tuple[tuple[str, str], torc
     yield from _scaler_state(model.scaler)
     if model.scheduler:
         yield ("scheduler", "last_epoch"), torch.tensor(model.scheduler.last_epoch)
-        for index, lr in enumerate(model.scheduler.get_last_lr() if model.inputs.last_lr else ()):
+        for index, lr in enumerate(model.scheduler.get_last_lr() if not model.inputs.share else ()):
             yield ("scheduler", f"last_lr.{index}"), torch.tensor(float(lr), dtype=torch.float64)
 
 
@@ -443,7 +444,7 @@ def _scaler_state(
 def _schedule(model: _Model) -> Iterator[tuple[tuple[str, str], Value]]:
     """The counters in the state dict of the twin's learning-rate schedule. Learning rates are recorded with the param
     groups."""
-    if model.scheduler and model.inputs.last_lr:
+    if model.scheduler and not model.inputs.share:
         for name, line in lines_of_schedule(model.scheduler.state_dict()):
             yield (SCHEDULE, name), _new(Value, ("utf8", (len(line),), line.encode()))
 

@@ -382,9 +382,9 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
     numbers: list[tuple[str, str, Any]] = []
     if session.schedule is not None:
         numbers.append(("scheduler", "last_epoch", np.int64(session.schedule.epoch)))
-        for index, rate in enumerate(session.schedule.last_lr if session.inputs.last_lr else ()):
+        for index, rate in enumerate(session.schedule.last_lr if not session.inputs.share else ()):
             numbers.append(("scheduler", f"last_lr.{index}", np.float64(rate)))
-        for name, line in lines(session.schedule) if session.inputs.last_lr else ():
+        for name, line in lines(session.schedule) if not session.inputs.share else ():
             yield SCHEDULE, name, "utf8", (len(line),), line.encode()
     if session.scaler is not None:
         numbers.append(("scaler", "scale", np.float32(session.scaler.scale)))

@@ -21,12 +21,11 @@ from shardproof.reference.kernels import Hyper
 from shardproof.reference.numerics import DTYPE, Array
 from shardproof.reference.placement import Index
 from shardproof.reference.quantised import Kept
-from shardproof.reference.schedule import Group
+from shardproof.reference.schedule import Group, set_shares
 from shardproof.reference.sections import start_of
 from shardproof.reference.state import Scaler, Session, Shards
 from shardproof.reference.streams import Streams, coordinates, handed_out
 from shardproof.scenario import FLOAT_DTYPES
-from shardproof.schedules import megatron_share
 
 
 def _as_own(saved: Hyper, own: Hyper) -> Hyper:
@@ -275,9 +274,9 @@ class Loader:
         keeps = self.session.inputs.run_keeps
         found = []
         for saved, own in zip(groups, self.session.groups, strict=True):
-            kept = {name: getattr(own.hyper, name) for name in keeps if name != "schedule"}
+            kept = {name: getattr(own.hyper, name) for name in keeps if name not in ("schedule", "initial_lr")}
             hyper = replace(_as_own(saved["hyper"], own.hyper), **kept)
-            peak = own.peak_lr if "lr" in keeps else saved["peak_lr"]
+            peak = own.peak_lr if {"lr", "initial_lr"} & set(keeps) else saved["peak_lr"]
             found.append(Group(hyper, own.names, peak, saved["cycle"]))
         self.session.groups = found
 
@@ -287,7 +286,6 @@ class Loader:
             self.session.schedule = common["schedule"]
         schedule = self.session.schedule
         if schedule is not None and "lr" in self.session.inputs.run_keeps:
-            for group in self.session.groups:
-                group.set_rate(group.peak_lr * megatron_share(schedule.name, schedule.epoch))
+            set_shares(schedule.name, schedule.epoch, self.session.groups, self.session.inputs.share)
         if common["scaler"] is not None:
             self.session.scaler = Scaler(*common["scaler"])

@@ -1,5 +1,5 @@
 """Learning-rate schedules of the reference: torch's, in arithmetic of our own (torch/optim/lr_scheduler.py, 2.13), and
-Megatron's linear one.
+those of libraries, whose contracts say what share of a rate they leave.
 
 A schedule reads and writes param groups, and keeps numbers of its own beside them: what is restored with the optimizer
 and what with the schedule are two things. Most of torch's go on from the rate that a group has (`halve`, `cosine`), one
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import cos, pi
 from typing import Any
 
+from shardproof.entry import resolve
 from shardproof.reference.kernels import Hyper
 from shardproof.schedules import (
     COSINE_STEPS,
@@ -23,7 +24,6 @@ from shardproof.schedules import (
     WARMUP_STEPS,
     linear_share,
     lines_of_schedule,
-    megatron_share,
 )
 
 DIVISOR, FINAL_DIVISOR, RISING, BASE_MOMENTUM, MAX_MOMENTUM = 25.0, 1e4, 0.3, 0.85, 0.95
@@ -65,14 +65,12 @@ class Schedule:
     parts: tuple[Schedule, ...] = ()
 
 
-def begin(name: str, groups: Sequence[Group], *, of_torch: bool = True) -> Schedule:
-    """The schedule of a name over groups, as it is made: some change the groups at once. of_torch: not Megatron's
-    own."""
+def begin(name: str, groups: Sequence[Group], share: str = "") -> Schedule:
+    """The schedule of a name over groups, as it is made: some change the groups at once. share: of a library's own
+    (`Inputs.share`)."""
     rates, floor = tuple(group.hyper.lr for group in groups), groups[0].hyper.lr * FLOOR
-    if not of_torch:
-        return Schedule(
-            name, 0, 1, rates, tuple(g.set_rate(g.peak_lr * megatron_share(name, 0)) for g in groups), floor
-        )
+    if share:
+        return Schedule(name, 0, 1, rates, set_shares(name, 0, groups, share), floor)
     if name == "warmup":
         low = tuple(group.set_rate(group.hyper.lr * WARMUP_START) for group in groups)
         parts = (Schedule("rise", 0, 1, rates, low), Schedule("cosine", -1, 1, rates, low, floor))
@@ -86,12 +84,18 @@ def begin(name: str, groups: Sequence[Group], *, of_torch: bool = True) -> Sched
     return Schedule(name, 0, 1, rates, rates, floor)
 
 
-def advanced(schedule: Schedule, groups: Sequence[Group], *, of_torch: bool) -> Schedule:
-    """The schedule after one more step, which changes the groups. of_torch: not Megatron's own."""
+def set_shares(name: str, epoch: int, groups: Sequence[Group], share: str) -> tuple[float, ...]:
+    """Set what a library's own schedule leaves of every group's highest rate, and return the rates."""
+    left = resolve(share)(name, epoch)
+    return tuple(group.set_rate(group.peak_lr * left) for group in groups)
+
+
+def advanced(schedule: Schedule, groups: Sequence[Group], share: str = "") -> Schedule:
+    """The schedule after one more step, which changes the groups. share: of a library's own (`Inputs.share`)."""
     epoch = schedule.epoch + 1
-    if not of_torch:
-        now = [group.set_rate(group.peak_lr * megatron_share(schedule.name, epoch)) for group in groups]
-        return replace(schedule, epoch=epoch, steps=schedule.steps + 1, last_lr=tuple(now))
+    if share:
+        left = set_shares(schedule.name, epoch, groups, share)
+        return replace(schedule, epoch=epoch, steps=schedule.steps + 1, last_lr=left)
     if schedule.name == "warmup":
         return _turned(schedule, groups, epoch)
     rates = zip(groups, schedule.base, strict=True)
@@ -120,13 +124,13 @@ def _turned(schedule: Schedule, groups: Sequence[Group], epoch: int) -> Schedule
     """A warm-up that is one step on: the second part begins where the first has ended."""
     first, second = schedule.parts
     if epoch < WARMUP_STEPS:
-        first = advanced(first, groups, of_torch=True)
+        first = advanced(first, groups)
     elif epoch == WARMUP_STEPS:
         start = [_floored(base, second.floor, 0) for base in second.base]
         now = [group.set_rate(rate) for group, rate in zip(groups, start, strict=True)]
         second = replace(second, epoch=0, last_lr=tuple(now))
     else:
-        second = advanced(second, groups, of_torch=True)
+        second = advanced(second, groups)
     active = first if epoch < WARMUP_STEPS else second
     return replace(schedule, epoch=epoch, last_lr=active.last_lr, parts=(first, second))
 

@@ -168,7 +168,7 @@ class Session:
         if self.inputs.scale:
             self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
         if self.inputs.schedule != "none":
-            self.schedule = begin(self.inputs.schedule, self.groups, of_torch=self.inputs.last_lr)
+            self.schedule = begin(self.inputs.schedule, self.groups, self.inputs.share)
 
     @property
     def flat(self) -> bool:

@@ -421,8 +421,8 @@ class Trainer:
         """Move every group's learning rate one step on, if there is a schedule."""
         if self.session.schedule is None:
             return
-        of_torch = self.session.inputs.last_lr
-        self.session.schedule = advanced(self.session.schedule, self.session.groups, of_torch=of_torch)
+        share = self.session.inputs.share
+        self.session.schedule = advanced(self.session.schedule, self.session.groups, share)
 
     def update_scale(self, skipped: bool) -> None:
         """Shrink the loss scale after an overflow, double it after enough steps without one."""

@@ -100,7 +100,7 @@ def test_stages(axes: dict[str, str], spec: ParamSpec, expected: Stages) -> None
     assert CONTRACT.stages(asked, spec, asked.mesh) == expected
 
 
-RULES = ("zero_gradients", "trainable_only", "owner_groups", "last_lr", "load_refreshes", "sharded_masters")
+RULES = ("zero_gradients", "trainable_only", "owner_groups", "load_refreshes", "sharded_masters")
 
 
 def test_rules_of_torch_are_everybody_elses() -> None:
@@ -113,7 +113,7 @@ def test_rules_of_torch_are_everybody_elses() -> None:
 
 
 def test_rules_of_megatron_are_those_of_every_system_over_it() -> None:
-    own = {"zero_gradients": True, "trainable_only": True, "owner_groups": True, "last_lr": False}
+    own = {"zero_gradients": True, "trainable_only": True, "owner_groups": True}
     for system, refreshes in ((SYSTEM, False), (megatron_bridge.SYSTEM, True)):
         assert isinstance(system.contract, MegatronContract)
         assert {rule: getattr(system.contract, rule) for rule in own} == own

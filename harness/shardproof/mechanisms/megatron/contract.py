@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, ClassVar
 
 from shardproof.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
-from shardproof.mechanisms.megatron.switches import OVERRIDE, TORCH_OFFLOAD, hyperparameters
+from shardproof.mechanisms.megatron.switches import OVERRIDE, SHARE, TORCH_OFFLOAD, hyperparameters
 from shardproof.models import ModuleSpec, draws, model_spec
 from shardproof.oracle.contract import Clause, half_dtype
 from shardproof.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale
@@ -71,7 +71,6 @@ class MegatronContract(FusedAdamContract):
     zero_gradients = True
     trainable_only = True
     owner_groups = True
-    last_lr = False
 
     def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
         if not draws(scenario.model):
@@ -92,6 +91,9 @@ class MegatronContract(FusedAdamContract):
 
     def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
         return ("lr", "weight_decay", "max_lr", "min_lr") if OVERRIDE in scenario.options else ()
+
+    def schedule_share(self, scenario: Scenario) -> str:
+        return SHARE
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
         initial = scenario.optimizer.loss_scale

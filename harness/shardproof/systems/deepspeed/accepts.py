@@ -21,7 +21,12 @@ from shardproof.protocol.accepts import (
 )
 from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
-from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, NO_SCHEDULE, takes_bf16_optimizer
+from shardproof.systems.deepspeed.contract import (
+    NO_HYSTERESIS,
+    NO_SCHEDULE,
+    OWN_SCHEDULES,
+    takes_bf16_optimizer,
+)
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
@@ -223,7 +228,7 @@ ACCEPTS = Accepts(
         Optimizer,
         kind=Only("sgd", "adam", "adamw"),
         impl=Only("forloop", "foreach", "fused", because="the optimizer is torch.optim's"),
-        schedule=Only("none", "halve"),
+        schedule=Only("none", "halve", *OWN_SCHEDULES),
         groups=Only("model", "one"),
         clip=Anything(),
         loss_scale=Anything(),

@@ -19,6 +19,11 @@ NO_HYSTERESIS = "no_hysteresis"
 NO_SCHEDULE = "no_scheduler_states"
 """The switch for a load without the states of the schedule."""
 
+OWN_SCHEDULES = ("linear", "cosine", "warmup")
+"""Schedules of the `optimizer` axis for which the library has a class of its own."""
+
+SHARE = "shardproof.systems.deepspeed.schedule:share"
+
 INVERSE_CLIPPING = Rule(
     "shardproof.systems.deepspeed.clipping:by_inverse", "shardproof.systems.deepspeed.reference:clip_by_inverse"
 )
@@ -87,6 +92,11 @@ class DeepSpeedContract(Contract):
             "deepspeed.runtime.engine, _cast_module_mixed_precision",
         ),
         Clause(
+            "a schedule of the library's own keeps the number of its last step and nothing else: after a load its next "
+            "step takes the rates that the run itself was configured with, of each param group its own",
+            "deepspeed.runtime.lr_schedules, state_dict",
+        ),
+        Clause(
             "loading the module alone also refreshes the masters from it; from a universal checkpoint it loads the "
             "masters, and nothing else of the optimizer",
             "deepspeed.runtime.engine, load_checkpoint with load_module_only",
@@ -103,7 +113,11 @@ class DeepSpeedContract(Contract):
         return None if itself else "fp32"
 
     def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
-        return ("schedule",) if NO_SCHEDULE in scenario.options else ()
+        own = ("initial_lr",) if scenario.optimizer.schedule in OWN_SCHEDULES else ()
+        return (*own, "schedule") if NO_SCHEDULE in scenario.options else own
+
+    def schedule_share(self, scenario: Scenario) -> str:
+        return SHARE if scenario.optimizer.schedule in OWN_SCHEDULES else ""
 
     def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
         half = half_dtype(scenario.dtype)

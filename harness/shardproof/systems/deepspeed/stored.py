@@ -125,6 +125,11 @@ class _Reader:
                     yield from self.of_module(piece, key_of(tuple(rest)))
                 case ("frozen_param_fragments", *rest) if self.in_parts and isinstance(piece, TensorPiece):
                     yield from self.of_fragment(piece, key_of(tuple(rest)))
+                case ("lr_scheduler", "last_batch_iteration") if isinstance(
+                    piece, ObjectPiece
+                ):  # a schedule of its own
+                    steps = replace(piece, value=int(str(piece.value)) + 1)
+                    yield integer_record(self.target, steps, "scheduler", "last_epoch")
                 case ("lr_scheduler", *rest):
                     yield from extra_records(self.target, piece, ("scheduler", *rest))
                 case ("global_steps" | "skipped_steps" as name,) if isinstance(piece, ObjectPiece):

@@ -54,8 +54,9 @@ from shardproof.systems.deepspeed.accepts import (
     WRITER,
     caller_accumulates,
 )
-from shardproof.systems.deepspeed.contract import NO_SCHEDULE, WINDOW, hysteresis
+from shardproof.systems.deepspeed.contract import NO_SCHEDULE, OWN_SCHEDULES, WINDOW, hysteresis
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
+from shardproof.systems.deepspeed.schedule import asked_schedule
 from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION
 
@@ -153,10 +154,13 @@ class Rank(TorchRank):
         self.params = self.held_parameters(root)
         optimizer = self.make_optimizer(op.init_seed)
         optimizer.register_step_pre_hook(self._see_gradients)
+        own = config(self.scenario)
+        if (name := self.scenario.optimizer.schedule) in OWN_SCHEDULES:
+            kept = [group for group in optimizer.param_groups if group["params"]]  # the engine drops the others
+            own["scheduler"] = asked_schedule(name, [group["lr"] for group in kept])
         self.engine, _, _, scheduler = library().initialize(
-            model=root, optimizer=optimizer, config=config(self.scenario), lr_scheduler=self._scheduler(),
-            dist_init_required=False,
-        )  # fmt: skip
+            model=root, optimizer=optimizer, config=own, lr_scheduler=self._scheduler(), dist_init_required=False
+        )
         self.state = TrainState(root, optimizer, scheduler)
 
     def step(self, op: Op) -> None:
@@ -216,8 +220,8 @@ class Rank(TorchRank):
     # Construction
 
     def _scheduler(self) -> Any:
-        """What the engine makes the schedule with, once it has the optimizer."""
-        if self.scenario.optimizer.schedule == "none":
+        """What the engine makes a schedule of torch's with, once it has the optimizer."""
+        if self.scenario.optimizer.schedule in ("none", *OWN_SCHEDULES):
             return None
 
         def make(optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -298,7 +302,11 @@ class Rank(TorchRank):
                 yield self.text(op, SETTING, f"{piece.named.fqn}.{name}", line)
 
     def schedule_records(self, op: Op) -> Iterator[Record]:
-        yield from super().schedule_records(op)
+        if self.scenario.optimizer.schedule in OWN_SCHEDULES:
+            own: Any = self.state.scheduler
+            yield self.integer(op, "scheduler", "last_epoch", own.last_batch_iteration + 1)
+        else:
+            yield from super().schedule_records(op)
         scaler = self.engine.optimizer.loss_scaler if self.contract.loss_scale(self.scenario) else None
         if scaler is not None:
             yield self.whole(op, "scaler", "scale", torch.tensor(float(scaler.cur_scale)))

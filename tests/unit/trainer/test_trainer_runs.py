@@ -87,3 +87,14 @@ def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
     assert list(failed(found[FIRST])) == ["other mesh 1"]  # of which nothing is compared
     assert list(failed(found["forgets=true"])) == ["resumed", "other mesh 1"]
     assert "rng of 2 values differ" in failed(found["forgets=true"])["resumed"]
+
+
+def test_raw_state_dicts_in_distributed_checkpoints(tmp_path: Path) -> None:
+    """What the template of a load lacks is not read: an optimizer that has never stepped has no state to fill."""
+    found = ran(tmp_path, "raw_dcp")
+    assert {options: result["verdict"] for options, result in found.items()} == {
+        FIRST: "pass", "how=template": "mismatch", "how=partial": "pass", "how=deduplicated": "pass"
+    }  # fmt: skip
+    said = failed(found["how=template"])
+    assert [name for name in said if not name.startswith("other mesh")] == ["resumed", "used", "again"]
+    assert "restored no optimizer state (exp_avg, exp_avg_sq, step of 4 parameters are missing)" in said["resumed"]

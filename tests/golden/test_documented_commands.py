@@ -89,6 +89,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my-bug.toml").write_text(scenario)
     (folder / "bug.toml").write_text(f"# Written by shardproof shrink\n{scenario}")  # which --toml may write again
     (folder / "tests").symlink_to(ROOT / "tests")
+    (folder / "scenarios").mkdir()
+    (folder / "scenarios/trainers").symlink_to(ROOT / "scenarios/trainers")
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs/diff.md").read_text("utf-8"), re.DOTALL)
     assert example
     subprocess.run([sys.executable, "-c", example[1]], cwd=folder, check=True)

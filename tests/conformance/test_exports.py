@@ -58,6 +58,8 @@ BEHIND = {
 UNWRITTEN = {
     ("torch-fsdp2", "149516"): "of their own load",
     ("torch-fsdp2", "164929-load"): "of their own load",
+    ("torch-fsdp2", "tensor-lr"): "ranks with a model or release of their own",  # docs/finding-scripts has one
+    ("torch-fsdp2", "tensor-lr-schedule"): "ranks with a model or release of their own",
     ("torch-fsdp2", "190626"): "tensor parallelism in a comparison of steps",  # docs/finding-scripts has one
     ("transformer-engine", "190626"): "comparisons of steps",
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one

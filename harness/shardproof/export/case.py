@@ -19,7 +19,7 @@ from shardproof.diff import Difference
 from shardproof.errors import UsageError
 from shardproof.models import ModelSpec, ModuleSpec, model_spec
 from shardproof.observe.record import LIVE
-from shardproof.program import WRITES, Op, expand, is_arms
+from shardproof.program import NO_CHECKPOINT, WRITES, Op, expand, is_arms
 from shardproof.result import Result
 from shardproof.scenario import Mesh, Scenario
 
@@ -125,12 +125,13 @@ class FailureCase:
     @property
     def reads_earlier(self) -> bool:
         """Whether a checkpoint is read that is not the latest one of its moment."""
-        saves = [op for op in self.ops if op.kind in WRITES]
-        return any(
-            op.checkpoint < max(s.checkpoint for s in saves if s.index < op.index)
-            for op in self.ops
-            if op.kind in ("load", "load_model_only") and any(s.index < op.index for s in saves)
-        )
+        latest = NO_CHECKPOINT
+        for op in self.ops:
+            if op.kind in WRITES:
+                latest = max(latest, op.checkpoint)
+            elif op.kind.startswith("load") and op.checkpoint < latest:
+                return True
+        return False
 
     def only(self, ops: tuple[Op, ...]) -> FailureCase:
         """The same with some of the operations; the last of them shows it."""
@@ -272,11 +273,8 @@ def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
     kinds = [op.kind for op in own]
     if "recall" in kinds and "keep" not in kinds[: kinds.index("recall")]:
         before += [op for op in ops[:start] if op.kind == "keep"]
-    found: tuple[Op, ...] = ()
-    for op in sorted(before, key=lambda op: op.index):
-        path = path_to(ops, op)
-        found = path if set(found) <= set(path) else (*found, *path)
-    return (*found, *own)
+    led = {op for end in before for op in path_to(ops, end)}
+    return (*sorted(led, key=lambda op: op.index), *own)
 
 
 def _focus(result: Result, ops: Sequence[Op]) -> Focus:

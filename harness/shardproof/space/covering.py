@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -112,7 +111,6 @@ class _Sides:
         self.all[self._places.find(columns)] = COVERED
 
 
-@lru_cache(maxsize=4096)
 def _without(axes: Axes, axis: int) -> Axes:
     at = axes.index(axis)
     return axes[:at] + axes[at + 1 :]

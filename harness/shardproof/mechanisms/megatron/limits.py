@@ -12,7 +12,7 @@ from collections.abc import Callable
 from shardproof.mechanisms.megatron.contract import MegatronContract
 from shardproof.models import ModelSpec, model_spec, storage_dtype
 from shardproof.oracle.contract import half_dtype
-from shardproof.program import meshes, operations
+from shardproof.program import load_mesh, meshes, operations
 from shardproof.protocol.accepts import (
     NUMBERS,
     Allowed,
@@ -86,13 +86,21 @@ def _indivisible_instances(scenario: Scenario) -> bool:
 
 
 def _rounds_average(scenario: Scenario) -> bool:
-    """Whether seven ranks average some gradient in fp32. DDP multiplies by 1/7, which fp32 rounds; a gradient in
-    half precision is rounded back to the exact value."""
-    if all(mesh.dp != 7 for mesh in meshes(scenario)):
+    """Whether seven ranks average gradients in fp32. DDP multiplies by 1/7, which fp32 rounds; a gradient in half
+    precision is rounded back to the exact value."""
+    return "fp32" in (scenario.dtype.reduce, scenario.dtype.storage) and any(m.dp == 7 for m in meshes(scenario))
+
+
+def _rounds_average_of_islands(scenario: Scenario) -> bool:
+    """The same of a parameter that stays in fp32 beside half-precision ones. Whether the program ever goes to the load
+    mesh is not asked, since a table of dtype, model, meshes and programs would be too large; where it does not, the
+    relation has no effect."""
+    if scenario.dtype.reduce == "fp32" or not scenario.dtype.storage.startswith("mixed"):
         return False
-    return scenario.dtype.reduce == "fp32" or any(
-        storage_dtype(scenario.dtype, p.spec) == "fp32" for p in model_spec(scenario.model).unique_params
-    )
+    after = load_mesh(scenario)
+    if scenario.mesh.dp != 7 and (after is None or after.dp != 7):
+        return False
+    return any(storage_dtype(scenario.dtype, p.spec) == "fp32" for p in model_spec(scenario.model).unique_params)
 
 
 def group_decays(scenario: Scenario, model: ModelSpec) -> set[float]:
@@ -199,6 +207,12 @@ DTYPES: tuple[Limit, ...] = (
         "average-of-seven",
         _rounds_average,
         "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
+        "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
+    ),
+    Limit(
+        "average-of-seven-islands",
+        _rounds_average_of_islands,
+        "DDP averages parameters that stay in fp32 by multiplying with 1/7, which fp32 rounds, in half precision too",
         "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
     ),
     Limit("dtype-reduce", _reduces_otherwise, "gradients are reduced in the storage dtype or all of them in fp32"),

@@ -66,3 +66,18 @@ def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:
         asked = BASE.with_axes({"options": option, "microbatches": "2", "optimizer": "adamw/schedule=halve"})
         others: list[dict[str, str]] = [{}, {"sharding": "fully_shard"}, {"program": "model_only"}]
         assert None in [SYSTEM.refusal(asked.with_axes(axes)) for axes in others]
+
+
+@pytest.mark.parametrize(
+    ("program", "schedule", "left_out"),
+    [
+        ("rewind", "warmup", True),
+        ("rewind", "linear", True),
+        ("rewind", "cosine", False),
+        ("rollback", "linear", False),
+        ("save_first", "linear", False),
+    ],
+)
+def test_a_load_over_steps_at_a_rate_of_zero_shows_nothing(program: str, schedule: str, left_out: bool) -> None:
+    asked = BASE.with_axes({"program": program, "optimizer": f"adamw/schedule={schedule}"})
+    assert [c.id for c in SYSTEM.accepts.constraints if c.excludes(asked)] == ["rewind-at-rest"] * left_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardproof.models import model_spec
-from shardproof.program import does, meshes
+from shardproof.program import UPDATES, WRITES, does, meshes, operations
 from shardproof.protocol.accepts import (
     NUMBERS,
     Accepts,
@@ -200,7 +200,31 @@ CONSTRAINTS = (
         "gradients are averaged by a multiplication with 1/7, rounded to fp32: exact means are not met",
         lambda s: any(mesh.dp % 7 == 0 for mesh in meshes(s)) and _averages_in_fp32(s),
     ),
+    Constraint(
+        "rewind-at-rest",
+        "the first two steps of a warm-up from 0 change no parameter: going back over them would find what it restores",
+        lambda s: s.fact("optimizer", _rises_from_zero) and s.fact("program", _goes_back_over_two_steps),
+    ),
 )
+
+
+def _rises_from_zero(ask: Optimizer) -> bool:
+    return ask.schedule in ("linear", "warmup")
+
+
+def _goes_back_over_two_steps(program: str) -> bool:
+    """Whether a program loads what the same build has saved, at most two steps after that build."""
+    steps, saved = 0, False
+    for word in operations(program):
+        if word in ("build", "reshard", "restart"):
+            steps, saved = 0, False
+        elif word in UPDATES:
+            steps += 1
+        elif word in WRITES:
+            saved = True
+        elif word.startswith("load") and saved and steps <= 2:
+            return True
+    return False
 
 
 def _averages_in_fp32(s: Scenario) -> bool:

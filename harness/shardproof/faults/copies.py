@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -253,3 +253,35 @@ def written_at_the_end(ranks: Ranks) -> None:
 def kept_by_reference(ranks: Ranks) -> None:
     """Keep the live state in memory and no copy of it, so that what is written later is what training made of it."""
     override(ranks.saver, "save_kept", lambda kept: ranks.saver.save(kept["format"]))
+
+
+# -- parts of two saves, and memory that was never filled
+
+
+def last_file_of_an_earlier_save(ranks: Ranks) -> None:
+    """Save into the folder of an earlier checkpoint, and leave the last rank's file as it lies there."""
+    earlier: dict[str, Any] = {}
+
+    def save(form: str) -> Content:
+        content: Content = original(form)
+        files = content.get("ranks", {})
+        last = list(files)[-1:]
+        kept = {name: files[name] for name in last}
+        files.update({name: earlier[name] for name in last if name in earlier})
+        earlier.update(kept)
+        return content
+
+    original = override(ranks.saver, "save", save)
+
+
+def tail_never_filled(ranks: Ranks) -> None:
+    """Load into a buffer that was not cleared, and fill all but its last quarter."""
+
+    def take(shards: Shards, role: str, tensors: dict[str, Array], dtype: str) -> Array:
+        own: Array = original(shards, role, tensors, dtype).copy()
+        bits = np.random.default_rng(own.size).bytes(own.nbytes)
+        tail = own.shape[-1] - own.shape[-1] // 4
+        own[..., tail:] = np.frombuffer(bits, own.dtype).reshape(own.shape)[..., tail:]
+        return own
+
+    original = override(ranks.loader, "take", take)

@@ -297,3 +297,28 @@ def overflow_of_each_optimizer(ranks: Ranks) -> None:
 def norm_of_each_optimizer(ranks: Ranks) -> None:
     """Let each optimizer of a chain clip by the norm of its own gradients."""
     override(ranks.trainer, "combined", lambda squares: squares)
+
+
+def rate_of_the_first_group(ranks: Ranks) -> None:
+    """Hand the kernel the learning rate of the first param group, whichever group it steps."""
+
+    def update_cohort(shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
+        original(shards, replace(hyper, lr=ranks.session.groups[0].hyper.lr), step, names)
+
+    original = override(ranks.trainer, "update_cohort", update_cohort)
+
+
+def last_block_without_correction(ranks: Ranks) -> None:
+    """Forget the correction of the moments for their first steps in the last block of a kernel, a quarter of the
+    shard."""
+
+    def update_cohort(shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
+        before = shards.stepped.copy(), {role: values.copy() for role, values in shards.moments.items()}
+        original(shards, hyper, step + 1000, names)
+        uncorrected = shards.stepped
+        shards.stepped, shards.moments = before
+        original(shards, hyper, step, names)
+        tail = shards.stepped.shape[-1] - shards.stepped.shape[-1] // 4
+        shards.stepped = np.concatenate([shards.stepped[..., :tail], uncorrected[..., tail:]], axis=-1)
+
+    original = override(ranks.trainer, "update_cohort", update_cohort)

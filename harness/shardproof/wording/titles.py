@@ -112,6 +112,10 @@ PHRASES = {
     "moment_continued_from": "{When} went on from an earlier {what}",
     "weight_decay": "{When} decayed {what} another number of times than it stepped",
     "other_kernel": "{When} rounded {what} differently",
+    "torn_save": "{When} put {what} together from two saves",
+    "unwritten_memory": "{When} took memory that nobody had written for {what}",
+    "moved_by_a_factor": "{When} moved {what} by another factor",
+    "part_of_a_step": "{When} went wrong on a part of {what}",
     "load_did_nothing": "{When} had no effect on {what}",
     "load_without_effect": "{When} had no effect on {what}",
     "permuted_parameters": "{When} stored {what} under each other's names",
@@ -156,6 +160,7 @@ KINDS = {
 """Kind of difference → what happened, where no rule knows why."""
 
 WRITTEN_PHRASES = {
+    "torn_save": "The checkpoint holds {what} of two saves",
     "replicas_diverged": "The checkpoint holds different copies of {what}",
     "wrong_shape": "The checkpoint holds {what} in the wrong shape",
     "shifted": "The checkpoint holds {what} at a wrong offset",

@@ -12,12 +12,14 @@ from shardproof.diagnosis.rules import (
     presence,
     ranks,
     sources,
+    stretches,
     updates,
 )
 
 BUILT_IN: tuple[Rule, ...] = (
     *gradients.OVERFLOW,
     *pieces.FIRST,
+    *stretches.FIRST,
     *generators_and_fp8.RULES,
     *ranks.RULES,
     *presence.FIRST,
@@ -29,6 +31,7 @@ BUILT_IN: tuple[Rule, ...] = (
     *order.RULES,
     *pieces.RULES,
     *updates.RULES,
+    *stretches.RULES,
     *sources.RULES,
     *presence.RULES,
     *ranks.GENERAL,

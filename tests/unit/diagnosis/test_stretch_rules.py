@@ -53,8 +53,8 @@ def test_one_tensor_is_of_an_earlier_save_and_others_are_not() -> None:
 def test_the_file_of_one_rank_is_of_an_earlier_save() -> None:
     due = history(W) | {WROTE: fp32(*NEW)}
     mixed = fp32(*NEW[:2], *OLD[2:])
-    pieces = tuple(flat(key, rank, 2 * rank, np.array(part), (4,))
-                   for key in (WROTE, at(W, op=SECOND_SAVE)) for rank, part in ((0, NEW[:2]), (1, OLD[2:])))  # fmt: skip
+    of_ranks, keys = ((0, NEW[:2]), (1, OLD[2:])), (WROTE, at(W, op=SECOND_SAVE))
+    pieces = tuple(flat(key, rank, 2 * rank, np.array(part), (4,)) for key in keys for rank, part in of_ranks)
     said = torn({WROTE: mixed}, WROTE, due, pieces)
     assert said is not None
     assert said.clause == (

@@ -40,5 +40,7 @@ lengths = {(stage, clip): moved(stage, clip) for stage in (0, 1) for clip in (0.
 for (stage, clip), length in lengths.items():
     print(f"stage {stage}, gradient_clipping {clip}: a gradient of norm 0.5 moves the matrix by {length:.4f}")
 wrong = lengths[1, 1.0] < 0.9 * lengths[1, 0.0]
-print("stage 1 clips what Muon made of a gradient that was below the threshold" if wrong else "clipping changes nothing")
+print(
+    "stage 1 clips what Muon made of a gradient that was below the threshold" if wrong else "clipping changes nothing"
+)
 sys.exit(int(wrong))

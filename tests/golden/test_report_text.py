@@ -20,12 +20,14 @@ system       version  pass  unsupported  mismatch  crash  hang  unknown  total  
 torch-fsdp2  2.13.0      2            2         2      1     1        1      9     23.2
 reference    2.13.0      1            0         0      0     0        0      1      0.2
 
-1. torch-fsdp2 unknown: twin and reference disagree  [1 scenario]
+1. No verdict, since shardproof itself failed: twin and reference disagree  [1 scenario]
+   torch-fsdp2 unknown: twin and reference disagree
    twin and reference disagree
    smallest: system=torch-fsdp2 seed=7
    replay: shardproof replay {unknown}
 
-2. torch-fsdp2 mismatch: load: exp_avg dtype, param bits, written step missing  [2 scenarios, 1 first seen, 1 seen before]
+2. Loading: state was cast to the parameter's dtype: first moments of embed.weight, bf16 instead of fp32  [2 scenarios, 1 first seen, 1 seen before]
+   torch-fsdp2 mismatch: load: exp_avg dtype, param bits, written step missing
    wrong_dtype (certain; compare https://github.com/NVIDIA/Megatron-LM/issues/1842)
    State was cast to the parameter's dtype: exp_avg of embed.weight <script>alert(1)</script>.
    smallest: system=torch-fsdp2 dtype=bf16 mesh=1x2x1 offload=cpu
@@ -42,13 +44,15 @@ reference    2.13.0      1            0         0      0     0        0      1  
        Expected 0.5 (0x3f000000) but got 0.5000001 (0x3f000001)
    replay: shardproof replay {mismatch}
 
-3. {crash_signature}  [1 scenario, 1 first seen, emulated only: not seen on a GPU yet]
+3. Saving raised RuntimeError: size of tensor a (3) must match b (4) <script>alert(1)</script>  [1 scenario, 1 first seen, emulated only: not seen on a GPU yet]
+   {crash_signature}
    builtins.RuntimeError on rank 5: size of tensor a (3) must match b (4) <script>alert(1)</script>\x00
    smallest: system=torch-fsdp2 mesh=1x8x1
    failed at operation 3 (save)
    replay: shardproof replay {crash}
 
-4. torch-fsdp2 hang: load: deadline: rank N did not answer for N s  [1 scenario, 1 first seen, known issue torch-fsdp2-1]
+4. Loading never ended  [1 scenario, 1 first seen, known issue torch-fsdp2-1]
+   torch-fsdp2 hang: load: deadline: rank N did not answer for N s
    deadline on rank 3: rank 3 did not answer for 20 s
    smallest: system=torch-fsdp2 program=unfreeze
    failed at operation 8 (load)
@@ -99,6 +103,7 @@ def test_one_result_in_full() -> None:
     result = replace(samples.crash(), error=replace(samples.crash().error, message="broken", traceback="A\n  B"))  # type: ignore[type-var]
     assert render_result(result) == (
         f"crash  torch-fsdp2 2.13.0  {result.id}\n"
+        "  Saving raised RuntimeError: broken\n"
         "  scenario: system=torch-fsdp2 mesh=1x8x1\n"
         "  failed at operation 3 (save)\n"
         "  emulated: CUDA streams\n"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="SYSTEM", shell_complete=completion.systems)
 @click.option("--now", default="HEAD", show_default=True, metavar="REV", help="Tonight's commit of the clone.")
 @click.option("--last", default="", metavar="REV", help="That of the night before [as the folder knows it].")
-@click.option("--sample", type=options.SAMPLE, default=80, show_default=True, help="Scenarios of each walk.")
+@click.option("--sample", type=options.SAMPLE, default=300, show_default=True, help="Scenarios of the walk.")
 @click.option("--budget-s", type=options.LIMIT_S, default=1200.0, show_default=True, help="Seconds for all bisections.")
 @click.option("--walk", "names", multiple=True, default=("nightly",), metavar="NAME", help="What to walk [nightly].")
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once [cores + 1].")

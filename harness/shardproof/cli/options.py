@@ -202,7 +202,7 @@ def selection(command: click.decorators.FC) -> click.decorators.FC:
             help="Override an axis; repeatable.",
         ),
         click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
-        click.option("--sample", type=SAMPLE, metavar="N", help="N scenarios, drawn by --seed."),
+        click.option("--sample", type=SAMPLE, metavar="N", help="N scenarios in all, drawn by --seed."),
         click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of arrays and samples."),
         click.option(
             "--fault", "faults", multiple=True, metavar="ID", shell_complete=completion.faults,

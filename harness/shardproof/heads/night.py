@@ -66,7 +66,7 @@ class Asked:
     """A night as it was asked for.
 
     * last, now: revisions; an empty `last` is the commit of the night before, which `out` keeps.
-    * sample: scenarios of each walk. budget_s: for all bisections together.
+    * sample: scenarios of the walk. budget_s: for all bisections together.
     * common: words of every command, such as `--clone X=DIR` and `--plugin M`. names: what is walked.
     """
 

@@ -174,7 +174,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--shardproof-set", action="append", default=[], metavar="AXIS=V[,V]...", help="Override an axis; repeatable."
     )
-    group.addoption("--shardproof-sample", default=None, metavar="N", help="N scenarios of each walk.")
+    group.addoption("--shardproof-sample", default=None, metavar="N", help="N scenarios in all.")
     group.addoption("--shardproof-shard", default=None, metavar="I/N", help="The I-th of N parts, by scenario id.")
     group.addoption("--shardproof-deadline-s", default="30", metavar="S", help="Seconds a session may take [30].")
     group.addoption("--shardproof-out", default=None, metavar="DIR", help="Write results and reports there.")

@@ -208,7 +208,10 @@ def _sentence(report: Report, causes: int) -> tuple[str, str]:
         return "Nothing was run", "unknown"
     if known:
         return f"Nothing new: {known} of {ran} scenarios fail, with known defects", "known"
-    return f"All {ran} scenarios that ran pass" if ran > 1 else "The one scenario that ran passes", "pass"
+    cured = len({(r.system, defect) for r in report.results for defect in r.cured})
+    with_cures = f", with {_count(cured, 'known defect')} cured" if cured else ""
+    whole = f"All {ran} scenarios that ran pass" if ran > 1 else "The one scenario that ran passes"
+    return whole + with_cures, "pass"
 
 
 def _because(report: Report) -> str:

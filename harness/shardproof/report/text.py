@@ -16,6 +16,7 @@ from shardproof.report.repaired import repaired
 from shardproof.result import Result
 from shardproof.verdict import SEVERITY, Standing, Verdict
 from shardproof.wording.lines import difference_lines, first_line, headline
+from shardproof.wording.titles import title
 
 _COLOURS = {
     Verdict.PASS: "32",
@@ -38,6 +39,9 @@ _LOOKS = {
 Paint = Callable[[str, str], str]
 
 SHOWN_DIFFERENCES = 5
+
+NAMED_CURES = 5
+"""How many cures the terminal names; the page names all."""
 
 EMULATED_ONLY = "emulated only: not seen on a GPU yet"
 
@@ -75,7 +79,7 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
     Args:
         emulated_only: the finding was seen under emulation and not yet on a GPU.
     """
-    lines = [verdict_line(result, colour), *circumstances(result, emulated_only=emulated_only)]
+    lines = [verdict_line(result, colour), *plainly(result), *circumstances(result, emulated_only=emulated_only)]
     lines += [f"  {line}" for line in explanation_lines(result)]
     lines += _indented((line for d in result.differences for line in difference_lines(d)), 2)
     if result.error and result.error.traceback:
@@ -85,7 +89,7 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
 
 def render_brief(result: Result, colour: bool = False) -> str:
     """One result without its differences: verdict, scenario and explanations; what `explore` prints."""
-    lines = [verdict_line(result, colour), *circumstances(result, emulated_only=False)]
+    lines = [verdict_line(result, colour), *plainly(result), *circumstances(result, emulated_only=False)]
     return inert("\n".join([*lines, *(f"  {line}" for line in explanation_lines(result))]), colour)
 
 
@@ -93,6 +97,11 @@ def verdict_line(result: Result, colour: bool) -> str:
     """Verdict, library and id of a result."""
     paint: Paint = _ansi if colour else _plain
     return f"{paint(result.verdict.value, _COLOURS[result.verdict])}  {result.system} {result.version}  {result.id}"
+
+
+def plainly(result: Result) -> list[str]:
+    """What went wrong in plain words, as an indented line; nothing of what did not go wrong."""
+    return [f"  {title(result)}"] if result.verdict.is_failure else []
 
 
 def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
@@ -142,13 +151,26 @@ def _heading(report: Report) -> str:
     if report.devices:
         lines.append(f"device: {'; '.join(report.devices)}")
     if report.emulated:
-        lines.append(f"emulated: {', '.join(report.emulated)}")
+        lines.append(f"emulated: {_folded(report.emulated)}")
     lines += [f"{what}: {how}" for what, how in report.choices]
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
     lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]
-    lines += [f"{release}: {told}" for release, told in report.cured]
+    lines += [f"{release}: {_cured(told)}" for release, told in report.cured]
     return "\n".join(lines)
+
+
+def _folded(what: Sequence[str]) -> str:
+    """The first of several things, and how many more the page names."""
+    more = len(what) - 1
+    return f"{what[0]}" + (f"; and {more} more, which the report names" if more else "")
+
+
+def _cured(told: str) -> str:
+    """How many defects are cured, where there are too many to name on a terminal; those that are not, by name."""
+    cured, _, left = told.partition(" cured")
+    number = len(cured.split(", "))
+    return told if number <= NAMED_CURES else f"{number} known defects cured, which the report names{left}"
 
 
 def _table(report: Report, paint: Paint) -> str:
@@ -187,8 +209,8 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
         notes.append(simplest.standing)
     if report.emulated_only(simplest):
         notes.append(EMULATED_ONLY)
-    title = paint(cluster.signature, _COLOURS[simplest.verdict] if not cluster.known_issue else "2")
-    lines = [f"{number}. {title}  [{', '.join(notes)}]"]
+    heading = paint(title(simplest), _COLOURS[simplest.verdict] if not cluster.known_issue else "2")
+    lines = [f"{number}. {heading}  [{', '.join(notes)}]", f"   {cluster.signature}"]
     if cluster.mechanism:
         best = simplest.explanations[0]
         lines.append(f"   {cluster.mechanism} ({best.confidence}{compared(best.bug_ids)})")
@@ -231,8 +253,10 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
         lines[0] += f" ({report.by_face} of the known by face only)"
     if report.in_spite:
         lines.append(report.in_spite)
+    new = report.standings[Standing.NEW]
     for ids, n in report.resembling.items():
-        lines.append(f"{n} of the new {'looks' if n == 1 else 'look'} like known issue {ids}")
+        of = ("it looks" if n == 1 else "all look") if n == new else f"{n} of the new {'looks' if n == 1 else 'look'}"
+        lines.append(f"{of} like known issue {ids}: `--system NAME@+cured` runs with it cured")
     for one in repaired(report):
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"

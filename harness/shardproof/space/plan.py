@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 from operator import attrgetter
+from random import Random
 from typing import Any
 
 from shardproof.errors import UsageError
@@ -40,7 +41,7 @@ class Selection:
     * systems: each `NAME[@VERSION]`; empty = the space's own.
     * axes: `--set`, axis → values.
     * strength: replaces the space's.
-    * sample: this many random scenarios a walk.
+    * sample: this many random scenarios in all, spread evenly over the walks.
     * seed: of covering arrays and samples.
     * shard: (i, n) = the i-th of n parts, from 1.
     """
@@ -180,7 +181,11 @@ def _sorted_out(spaces: Sequence[Space], selection: Selection) -> _SortedOut:
     """The scenarios that files state, what each walk came to, and of all of them those that their systems run, and
     those that they refuse with the reason."""
     chosen = [_selected(space, selection) for space in spaces]
-    walked = tuple(chain.from_iterable(_followed(walk, selection) for space in chosen for walk in space.walks))
+    walks = [walk for space in chosen for walk in space.walks]
+    if selection.sample is None:
+        walked = tuple(chain.from_iterable(_followed(walk, selection) for walk in walks))
+    else:
+        walked = tuple(_drawn(walks, selection.sample, selection.seed))
     explicit = [scenario for space in chosen for scenario in space.scenarios]
     refused = _refused(chain(explicit, *(entry.refused for entry in walked)))
     supported = dict.fromkeys(chain(explicit, *(entry.supported for entry in walked)))
@@ -204,21 +209,42 @@ def _nearest_line(spaces: Sequence[Space], selection: Selection) -> str:
 
 def _followed(walk: Walk, selection: Selection) -> Iterator[Walked]:
     """What a walk came to and, after one over a cured library, its plain sample."""
-    walked = follow(walk, selection.seed, selection.sample)
-    if not walked.supported:
-        walked = _with_own_defaults(walk, selection) or walked
+    walked = _or_with_own_defaults(walk, selection.seed)
     yield walked
-    if walk.version == CURED and selection.sample is None:
+    if walk.version == CURED:
         yield plain_sample(walked)
 
 
-def _with_own_defaults(walk: Walk, selection: Selection) -> Walked | None:
-    """The walk with defaults of its system's on the axes that it does not walk; None where nothing is left of it with
-    these either."""
+def _drawn(walks: Sequence[Walk], number: int, seed: int) -> list[Walked]:
+    """What walks came to of which so many scenarios in all are drawn, from each walk as many as from the others. What a
+    walk does not have is drawn from those that have more; where there are more walks than scenarios, some have none."""
+    order = Random(seed).sample(range(len(walks)), len(walks))
+    found: dict[int, Walked] = {}
+    left = number
+    for place, index in enumerate(order):
+        found[index] = _or_with_own_defaults(walks[index], seed, -(-left // (len(order) - place)))
+        left -= len(found[index].supported)
+        if not left:
+            break
+    more = [index for index, walked in found.items() if left and walked.valid > len(walked.supported)]
+    for place, index in enumerate(more):
+        share = len(found[index].supported) + -(-left // (len(more) - place))
+        left += len(found[index].supported)
+        found[index] = _or_with_own_defaults(walks[index], seed, share)
+        left -= len(found[index].supported)
+    return [found[index] for index in sorted(found)]
+
+
+def _or_with_own_defaults(walk: Walk, seed: int, sample: int | None = None) -> Walked:
+    """What a walk came to; where nothing is left of it, with defaults of its system's on the axes that it does not
+    walk."""
+    walked = follow(walk, seed, sample)
+    if walked.supported:
+        return walked
     first = nearest({"system": walk.system, **{axis: texts[0] for axis, texts in walk.axes.items()}})
     own = {axis: (text,) for axis, text in first.axis_values(only_changed=True).items() if axis != "system"}
-    walked = follow(replace(walk, axes={**own, **walk.axes}), selection.seed, selection.sample)
-    return walked if walked.supported else None
+    with_own = follow(replace(walk, axes={**own, **walk.axes}), seed, sample)
+    return with_own if with_own.supported else walked
 
 
 def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:

@@ -35,6 +35,7 @@ COMMANDS = (
     "faults",
     "doctor",
     "inspect",
+    "known",
     "cures",
     "shrink",
     "explore",
@@ -151,7 +152,7 @@ def test_what_refused_commands_say(tmp_path: Path) -> None:
 
 def test_every_command_has_a_golden_help(printed: dict[str, Said]) -> None:
     _, out, _ = printed["help"]
-    listed = re.findall(r"^  (\w+)  ", out.partition("Commands:")[2], re.MULTILINE)
+    listed = re.findall(r"^  (\w+)  ", out.partition("\nWhether a library")[2], re.MULTILINE)
     assert sorted(listed) == sorted(COMMANDS)
 
 

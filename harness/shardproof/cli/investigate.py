@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardproof.cli import arguments, completion, options
+from shardproof.errors import UsageError
 from shardproof.faults.requested import require_faults
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
@@ -364,6 +365,36 @@ def cures_(
                     wrong += bool(shown.wrong)
                     print(f"{'FAIL' if shown.wrong else 'ok':<4}  {system.name} {shown.cure}: {shown.line}", flush=True)
     return ExitStatus.FAILURE if wrong else ExitStatus.OK
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@options.plugin
+def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
+    """Say what is known of a defect: by its upstream number or address, or by words.
+
+    Every entry that has all of them is told with the commands that show it, and that run it cured; without words, one
+    line for each entry.
+
+    \b
+    shardproof known 3949
+    shardproof known https://github.com/NVIDIA/Megatron-LM/issues/2777
+    shardproof known deepspeed offload
+    """
+    from shardproof.issues.lookup import described, lookup, planted
+    from shardproof.protocol.registry import all_systems
+
+    load_plugins(plugins)
+    findings, faults = lookup(words, all_systems())
+    if not findings and not faults:
+        allowed = "a number, an address or a word of some known defect; `shardproof known` lists them"
+        raise UsageError.of("WORD", " ".join(words), allowed, "shardproof known 2777")
+    if not words:
+        print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))
+        return ExitStatus.OK
+    blocks = [*map(described, findings), *map(planted, faults)]
+    print("\n\n".join("\n".join(block) for block in blocks))
+    return ExitStatus.OK
 
 
 @click.command()

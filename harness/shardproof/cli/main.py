@@ -18,7 +18,7 @@ from shardproof.cli import arguments, completion, options
 from shardproof.cli.checkpoints import diff
 from shardproof.cli.heads import claims, port
 from shardproof.cli.init import init
-from shardproof.cli.investigate import bisect, conformance, cures_, explore, export, optimizer, shrink, sweep
+from shardproof.cli.investigate import bisect, conformance, cures_, explore, export, known, optimizer, shrink, sweep
 from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
 from shardproof.cli.resilience import resilience
@@ -87,11 +87,30 @@ def _failed() -> int:
     return ExitStatus.HARNESS
 
 
+QUESTIONS = {
+    "Whether a library keeps its state": ("run", "plan", "list", "explore", "sweep", "resilience"),
+    "Whether yours does": ("init", "trainer", "optimizer", "diff", "inspect", "conformance"),
+    "What went wrong, and who knows of it": (
+        "explain", "replay", "shrink", "known", "export", "bisect", "cures",
+    ),
+    "What came last night": ("night", "port", "history", "report", "merge", "claims"),
+    "Whether to believe it, and what is here": ("faults", "doctor", "completion"),
+}  # fmt: skip
+"""The commands by what a user asks, in the order in which a user meets them."""
+
+
 class _Commands(click.Group):
-    """Commands in the order in which a user meets them."""
+    """The group of commands, which lists them by what they answer."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [name for names in QUESTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under their questions, each with the beginning of its help."""
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for question, names in QUESTIONS.items():
+            with formatter.section(question):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -431,7 +450,7 @@ def completion_(shell: str) -> int:
 
 
 for command in (
-    shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night,
-    trainer, init,
+    shrink, explore, export, sweep, bisect, known, cures_, conformance, optimizer, diff, resilience, port, claims,
+    night, trainer, init,
 ):  # fmt: skip
     cli.add_command(command)

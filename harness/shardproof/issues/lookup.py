@@ -1,0 +1,67 @@
+"""Which known defects somebody means who has a number, an address or a word: what `shardproof known` prints.
+
+A number is one of an issue or a pull request, as in `megatron-core-2777` or in an upstream address, and matches whole;
+a word matches anywhere in an entry's id, texts and addresses. Public bugs that are planted in the reference as faults
+are found in the same way. Trainers of one's own have their entries beside their files, which are not looked through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from shardproof.faults.catalogue import CATALOGUE, Fault
+from shardproof.issues.findings import Finding, section_of
+from shardproof.issues.upstream_links import address_of
+from shardproof.protocol.system import System
+
+
+def lookup(words: Sequence[str], systems: Iterable[System]) -> tuple[list[Finding], list[Fault]]:
+    """Finds the entries and the faults that match all words. Without words these are all entries and no fault."""
+    found = [f for system in systems if system.under_test for f in section_of(system).findings]
+    if not words:
+        return found, []
+    findings = [finding for finding in found if _matches(words, _of_finding(finding))]
+    return findings, [fault for fault in CATALOGUE.values() if _matches(words, _of_fault(fault))]
+
+
+def _of_finding(finding: Finding) -> list[str]:
+    known = finding.novelty
+    return [finding.id, finding.what, known.harm, known.trigger, known.upstream, *known.also, *known.related]
+
+
+def _of_fault(fault: Fault) -> list[str]:
+    return [fault.id, fault.doc, *fault.bug_ids, *filter(None, map(address_of, fault.bug_ids))]
+
+
+def _matches(words: Sequence[str], texts: Sequence[str]) -> bool:
+    return all(any(_is_in(word.strip().lower(), text.lower()) for text in texts) for word in words)
+
+
+def _is_in(word: str, text: str) -> bool:
+    number = word.lstrip("#")
+    if number.isdigit():
+        return re.search(rf"(?<![0-9]){number}(?![0-9])", text) is not None
+    return word.rstrip("/") in text
+
+
+def described(finding: Finding) -> Iterator[str]:
+    """Tells an entry in lines: what it is, when it comes, where it is public, and which commands show it."""
+    known = finding.novelty
+    yield f"{finding.id}  ({', '.join(finding.severity)}; since {finding.since}; fixed: {finding.fixed or 'no'})"
+    yield f"  {known.harm}"
+    yield f"  when: {known.trigger} ({known.reach})"
+    yield f"  public: {known.upstream or f'not found on {known.searched}'}"
+    for name in finding.regressions[:1]:
+        yield f"  shows it:       shardproof run regressions/{finding.system}-{name}"
+        if finding.cure:
+            cured = f"--system {finding.system}@+cured:{finding.cure}"
+            yield f"  without it:     shardproof run regressions/{finding.system}-{name} {cured}"
+        yield f"  for upstream:   shardproof export regressions/{finding.system}-{name}"
+
+
+def planted(fault: Fault) -> Iterator[str]:
+    """Tells a fault in lines: for which public bugs it stands, and which command plants it."""
+    yield f"fault {fault.id}: {fault.doc}"
+    yield f"  public: {', '.join(address_of(bug) or bug for bug in fault.bug_ids) or 'no'}"
+    yield f"  plant it:       shardproof faults --fault {fault.id}"

@@ -1,0 +1,55 @@
+"""A defect is found by its number, its address or words, and is told with commands that can be typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from shardproof.issues.lookup import described, lookup, planted
+from shardproof.protocol.registry import all_systems
+from shardproof.space.files import load_space
+
+
+def ids(*words: str) -> tuple[list[str], list[str]]:
+    findings, faults = lookup(words, all_systems())
+    return [finding.id for finding in findings], [fault.id for fault in faults]
+
+
+def test_a_number_is_found_whole_in_ids_and_addresses() -> None:
+    findings, faults = ids("2777")
+    assert "megatron-core-2777" in findings
+    assert "stale-index-map" in faults
+    assert ids("#2777") == (findings, faults)
+    assert ids("277") == ([], [])
+
+
+def test_an_address_and_words_are_found() -> None:
+    assert "megatron-core-2777" in ids("https://github.com/NVIDIA/Megatron-LM/issues/2777/")[0]
+    found = ids("deepspeed", "OFFLOAD")[0]
+    assert found
+    assert all(name.startswith("deepspeed") for name in found)
+
+
+def test_without_words_every_entry_and_no_fault() -> None:
+    findings, faults = ids()
+    assert len(findings) > 100
+    assert not faults
+
+
+def test_the_commands_name_scenarios_that_are_there() -> None:
+    findings, faults = lookup(("3949",), all_systems())
+    lines = [line for finding in findings for line in described(finding)]
+    shown = [line.split("run ")[1] for line in lines if "shows it:" in line]
+    assert shown
+    for name in shown:
+        assert load_space(name).scenarios
+    assert any("shardproof faults --fault stale-host-copies" in line for fault in faults for line in planted(fault))
+
+
+@pytest.mark.parametrize(("words", "status", "said"), [(["2777"], 0, "shows it:"), (["2777888"], 2, "2777888")])
+def test_the_command(words: list[str], status: int, said: str) -> None:
+    command = [sys.executable, "-m", "shardproof", "known", *words]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == status
+    assert said in ran.stdout + ran.stderr

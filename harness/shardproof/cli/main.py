@@ -100,7 +100,7 @@ QUESTIONS = {
 
 
 class _Commands(click.Group):
-    """The group of commands, which lists them by what they answer."""
+    """The group of all commands, listed by the question that a command answers."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for names in QUESTIONS.values() for name in names]

@@ -46,7 +46,7 @@ def _is_in(word: str, text: str) -> bool:
 
 
 def described(finding: Finding) -> Iterator[str]:
-    """Tells an entry in lines: what it is, when it comes, where it is public, and which commands show it."""
+    """Tells an entry in lines: its harm, its trigger, its public address, and commands that show the defect."""
     known = finding.novelty
     yield f"{finding.id}  ({', '.join(finding.severity)}; since {finding.since}; fixed: {finding.fixed or 'no'})"
     yield f"  {known.harm}"
@@ -61,7 +61,7 @@ def described(finding: Finding) -> Iterator[str]:
 
 
 def planted(fault: Fault) -> Iterator[str]:
-    """Tells a fault in lines: for which public bugs it stands, and which command plants it."""
+    """Tells a fault in lines: the public bugs behind the fault, and the command that plants it."""
     yield f"fault {fault.id}: {fault.doc}"
     yield f"  public: {', '.join(address_of(bug) or bug for bug in fault.bug_ids) or 'no'}"
     yield f"  plant it:       shardproof faults --fault {fault.id}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,7 +26,9 @@ class UsageError(Exception):
     """Bad input from the user: exit status 2, nothing lost."""
 
     @classmethod
-    def of(cls, what: str, given: object, allowed: Iterable[object] | str, form: str) -> UsageError:
+    def of(
+        cls, what: str, given: object, allowed: Iterable[object] | str, form: str, further: Iterable[str] = ()
+    ) -> UsageError:
         """Build the three-part message: given, allowed, correct form.
 
         Args:
@@ -34,9 +36,24 @@ class UsageError(Exception):
             given: the value received.
             allowed: the values that would do, or a description of them.
             form: one correct example, as the user would write it.
+            further: names that would do as well, of which there are too many to list.
         """
-        choices = allowed if isinstance(allowed, str) else ", ".join(str(a) for a in allowed)
-        return cls(f"{what}: given {_shortened_repr(given)}; allowed: {choices}; for example: {form}")
+        listed = [] if isinstance(allowed, str) else [str(a) for a in allowed]
+        choices = allowed if isinstance(allowed, str) else ", ".join(listed)
+        meant = _meant(given, list(dict.fromkeys([*listed, *further]))) if isinstance(given, str) else ""
+        return cls(f"{what}: given {_shortened_repr(given)}{meant}; allowed: {choices}; for example: {form}")
+
+
+def _meant(given: str, names: Sequence[str]) -> str:
+    """The question whether one of two names was meant that are called much the same; empty where there is none."""
+    from difflib import get_close_matches  # which takes time to import, and is seldom needed
+
+    near = get_close_matches(given[:LONGEST_NAME], names, n=2, cutoff=0.78)
+    return f" (did you mean {' or '.join(near)}?)" if near and given not in near else ""
+
+
+LONGEST_NAME = 100
+"""Characters of what was given that are compared with names."""
 
 
 def printable(text: str, most: int = MOST_OF_A_LINE) -> str:

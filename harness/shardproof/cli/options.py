@@ -153,10 +153,18 @@ def _with_torch(context: click.Context, _: click.Parameter, version: str | None)
     """Put the interpreter that has a release of torch in the place of the chosen one."""
     if version is not None:
         from shardproof.world.interpreter import interpreter
+        from shardproof.world.overlay import OverlayError
         from shardproof.world.torches import newest_torch, with_torch
 
         made = newest_torch if version.startswith("<=") else with_torch
-        context.params["python"] = made(version.removeprefix("<="), interpreter(context.params.get("python"))).path
+        try:
+            found = made(version.removeprefix("<="), interpreter(context.params.get("python")))
+        except OverlayError as error:
+            if "No matching distribution found" not in str(error):
+                raise
+            allowed = "a release that pip finds for this Python"
+            raise UsageError.of("--torch", version, allowed, f"--torch 2.15.0\n{error}") from None
+        context.params["python"] = found.path
 
 
 def _with_max_world(context: click.Context, option: click.Parameter, ranks: int | None) -> None:

@@ -48,7 +48,7 @@ def system_named(name: str) -> System:
             file = f"{name.partition(':')[0]}.py"
             raise UsageError.of("trainer", name, "a trainer whose file is named too", f"--plugin {file}")
         known = f"{', '.join(sorted(_SYSTEMS))} ({A_TRAINER})"
-        raise UsageError.of("system", name, known, "--system torch-fsdp2")
+        raise UsageError.of("system", name, known, "--system torch-fsdp2", _SYSTEMS)
     return _SYSTEMS[name]
 
 

@@ -254,7 +254,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
             raise UsageError.of("--set", setting, "AXIS=VALUE[,VALUE]…", "--set dtype=bf16,fp32")
         if axis not in WALKED_AXES:
             known = f"{', '.join(WALKED_AXES)} ({A_TRAINER})"
-            raise UsageError.of("--set axis", axis, known, "--set dtype=bf16 (systems: --system torch-fsdp2)")
+            raise UsageError.of("--set axis", axis, known, "--set dtype=bf16 (systems: --system NAME)", WALKED_AXES)
         chosen[axis] = (*chosen.get(axis, ()), *([text] if axis == "faults" else text.split(",")))
     return chosen
 
@@ -306,7 +306,7 @@ def _text(name: str) -> tuple[str, str]:
             raise UsageError.of("scenario file", name, "a text file in UTF-8", "shardproof run smoke") from None
     packaged = _packaged(name)
     if packaged is None or not packaged.is_file():
-        raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke")
+        raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke", space_names())
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"
 
 

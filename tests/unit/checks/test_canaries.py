@@ -184,7 +184,7 @@ def test_every_boundary_fault_strikes_some_system() -> None:
     ("text", "said"),
     [
         ("schema = 2", "schema: given 2"),
-        ("schema = 1\nstrikes = []", "key: given 'strikes'; allowed: schema, axes, strike"),
+        ("schema = 1\nstrikes = []", "key: given 'strikes' (did you mean strike?); allowed: schema, axes, strike"),
         ("schema = 1\n[[strike]]\naxes = {}", "faults too"),
         ("schema = 1\n[[strike]]\nfaults = 'boundary.none'", "faults: given 'boundary.none'; allowed: boundary"),
         ("schema = 1\n[axes]\nfaults = 'boundary.kill-rank'", "axis: given 'faults'"),

@@ -40,7 +40,8 @@ def bad(what: str, given: object, allowed: Iterable[object] | str, form: str) ->
     """
     if not isinstance(given, str | int | float | bool | None):
         given = type(given).__name__
-    return CheckpointError(str(CheckpointError.of(_short(what), _clip(given), allowed, form)))
+    choices = allowed if isinstance(allowed, str) else ", ".join(map(str, allowed))  # a file mistypes nothing
+    return CheckpointError(str(CheckpointError.of(_short(what), _clip(given), choices, form)))
 
 
 def _clip(value: str | int | float | None) -> str | int | float | None:

@@ -116,7 +116,7 @@ def _opening(title: str, library: str, told: list[Main]) -> str:
         commands = [f"{command} {one.name}" for command, one in zip(commands, told, strict=True)]
     others = "" if len(told) == 1 and told[0].world == 1 else f" or `{' && '.join(commands)}`"
     run = f"{library}. Run `python {SCRIPT}`{others}"
-    end = "status 1 if the bug is there, else 0."
+    end = "status 1 if the bug is there, 0 if it is not, 125 if that cannot be told, so that `git bisect run` is right."
     return "\n\n".join([textwrap.fill(_plain(title), 118), textwrap.fill(f"{run}: {end}", 118)])
 
 
@@ -154,6 +154,10 @@ def _block(lines: Iterable[str]) -> str:
     return textwrap.indent("\n".join(lines), "    ")
 
 
+HOOK = "sys.excepthook"
+"""How the statement begins that gives a script its status where something else raises than what it shows."""
+
+
 def without_unused(text: str) -> str:
     """A script without the imports, constants, functions and classes that nothing in it uses."""
     tree = ast.parse(text)
@@ -161,11 +165,12 @@ def without_unused(text: str) -> str:
     body = tree.body
     used = _reached(body)
     head = lines[: body[0].end_lineno] if isinstance(body[0], ast.Expr) else []
-    first = next((node for node in body if _is_early(node)), None)
-    early = "\n".join(lines[first.lineno - 1 : first.end_lineno]) if first else ""
-    found = ["\n".join(head), *_imports(body, used, early)]
+    first = [node for node in body if _is_early(node)]
+    told = ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in first]
+    early = "\n".join(text for text in told if not text.startswith(HOOK))
+    found = ["\n".join(head), *_imports(body, used, early, "\n".join(text for text in told if text.startswith(HOOK)))]
     for node, before in zip(body, [None, *body], strict=False):
-        if isinstance(node, ast.Import | ast.ImportFrom) or node in (body[0], first):
+        if isinstance(node, ast.Import | ast.ImportFrom) or node in (body[0], *first):
             continue
         if _names(node) and not _names(node) & used:
             continue
@@ -185,10 +190,11 @@ def _spaced(parts: Iterable[str]) -> str:
 
 
 def _is_early(node: ast.stmt) -> bool:
-    """Whether a statement has to run before the library is imported: it imports a shim, or sets the environment."""
+    """Whether a statement has to run before the library is imported: it imports a shim, sets the environment, or says
+    what becomes of errors."""
     if isinstance(node, ast.If):
         return isinstance(node.body[0], ast.Import)
-    return ast.unparse(node).startswith("os.environ")
+    return ast.unparse(node).startswith(("os.environ", HOOK))
 
 
 def _names(node: ast.stmt) -> set[str]:
@@ -221,9 +227,9 @@ def _dotted(node: ast.stmt) -> set[str]:
     return {n.value.id for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
 
 
-def _imports(body: list[ast.stmt], used: set[str], early: str) -> Iterator[str]:
+def _imports(body: list[ast.stmt], used: set[str], early: str, hook: str) -> Iterator[str]:
     """The imports that are used, one line a module: the standard library's, torch's, then others'. early: what has to
-    run before these others; where it is empty they follow torch's at once."""
+    run before these others; where it is empty they follow torch's at once. hook: what has to run before torch's."""
     plain: set[tuple[str, str]] = set()
     members: dict[str, set[str]] = {}
     for node in body:
@@ -243,6 +249,8 @@ def _imports(body: list[ast.stmt], used: set[str], early: str) -> Iterator[str]:
     for name, group in groups.items():
         if group:
             yield "\n" + "\n".join(group)
+        if name == "standard" and hook:
+            yield "\n" + hook
         if name == "torch" and early:
             yield "\n" + early
 

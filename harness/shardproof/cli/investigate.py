@@ -192,7 +192,7 @@ def export(
 
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
-    found = write(result, known, folder or Path("exports", result.id), python, cured=cured)
+    found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured)
     print(found.text(), end="")
     return ExitStatus.FAILURE if found.wrong else ExitStatus.OK
 

@@ -7,13 +7,14 @@ result itself.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardproof.export.body import subject
 from shardproof.export.case import FailureCase
-from shardproof.export.script import SCRIPT, Draft, body_lines
+from shardproof.export.script import SCRIPT, Draft
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues import cures
 from shardproof.issues.findings import Finding, section_of
@@ -49,7 +50,8 @@ class Written:
 @dataclass(frozen=True)
 class FailureDescription:
     """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
-    it is public. cure: the id of its cure, and its patch; empty without one. repaired: the release that repaired it."""
+    it is public. cure: the id of its cure, and its patch; empty without one. repaired: the release that repaired it.
+    trigger, reach: how a run comes to meet it, and what that takes; empty where nobody knows."""
 
     title: str
     what: str = ""
@@ -59,6 +61,15 @@ class FailureDescription:
     cure: str = ""
     patch: str = ""
     repaired: str = ""
+    trigger: str = ""
+    reach: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title of an issue, of at most `BRIEF` characters: that of the defect, or else its harm; where both are
+        longer, the beginning of the first."""
+        fitting = (text for text in (self.title, self.harm) if 0 < len(text.rstrip(".")) <= BRIEF)
+        return next(fitting, textwrap.shorten(self.title, BRIEF, placeholder=" …")).rstrip(".")
 
     @property
     def opening(self) -> str:
@@ -127,6 +138,8 @@ def describe_known_issues(system: System, known: str | None) -> FailureDescripti
         cure,
         _patch(system, cure),
         repaired_in(first.fixed or cause.fixed),
+        first.novelty.trigger,
+        first.novelty.reach,
     )
 
 
@@ -172,24 +185,26 @@ def render_issue(
     """
     case, draft, told = made.case, made.draft, made.description
     sections = [
-        f"# {told.title}",
-        told.what if told.what != told.title else "",
+        f"# {told.heading}",
+        "## Describe the bug",
+        told.what or told.title,
         told.harm,
-        "## The calls",
-        _code("\n".join(body_lines(case, draft))),
-        "## What comes out",
+        _when(told),
+        "## Steps/Code to reproduce the bug",
+        f"`python {SCRIPT}` shows it, with status 1."
+        + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims)
+        + (f" It needs {' and '.join(f'`{name}`' for name in draft.beside)} beside it." if draft.beside else ""),
+        _code(made.script),
+        *(_folded(name, text) for name, text in draft.beside.items()),
+        "## Expected behavior",
+        _promise(case),
+        "## Observed behavior",
         observed.strip(),
         "## Versions",
         "\n".join(f"* {name} {release}" for name, release in versions.items()) + f"\n* Python {python} on Linux",
         f"Seen without a GPU: {' and '.join(f'`{name}`' for name in draft.shims)} stood in for it."
         if draft.shims
         else "",
-        "## The script",
-        f"`python {SCRIPT}` shows it, with status 1."
-        + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims)
-        + (f" It needs {' and '.join(f'`{name}`' for name in draft.beside)} beside it." if draft.beside else ""),
-        _code(made.script),
-        *(_folded(name, text) for name, text in draft.beside.items()),
         f"The script passes on {next(iter(versions), case.result.system)} {passes}." if passes else "",
         *_cure(told, with_cure),
         f"Already public: {told.upstream}" if told.upstream else "",
@@ -209,11 +224,13 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
         seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
     hidden = len(result.differences) - SEEN
     sections = [
-        f"# {known.title}",
-        known.what if known.what != known.title else "",
+        f"# {known.heading}",
+        "## Describe the bug",
+        known.what or known.title,
         known.harm,
-        f"## The calls\n\n{_code(calls)}" if calls else "",
-        "## What comes out",
+        _when(known),
+        f"## Steps/Code to reproduce the bug\n\n{_code(calls)}" if calls else "",
+        "## Observed behavior",
         _code("\n".join(seen), "text") if seen else result.signature,
         f"and {hidden} more differences" if hidden > 0 and result.error is None else "",
         "## Versions",
@@ -224,6 +241,37 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
         f"`shardproof export {result.id}` writes this with a script that shows it." if calls else "",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+TAKES = {
+    "default": "the defaults are enough",
+    "documented flag": "a documented flag is needed",
+    "API only": "it takes calls that the library's own training script does not make",
+}
+"""What it takes to meet a defect, by the word that its entry has for it; for other words there is nothing to say."""
+
+
+def _when(told: FailureDescription) -> str:
+    """How a run comes to meet the defect, in a line."""
+    more = f" ({TAKES[told.reach]})" if told.reach in TAKES else ""
+    return f"When it comes: {told.trigger.rstrip('.')}{more}." if told.trigger else ""
+
+
+PROMISES = {
+    "build": "A new run starts with the values and settings that it was given.",
+    "save": "A save leaves what is training as it is, and writes all of it.",
+    "load": "A load restores what was saved, and nothing else.",
+    "step": "A step comes to the values that the same optimizer has on whole tensors in one process.",
+}
+"""Kind of operation → what every user expects of it; the longest kind that an operation's begins with is its own."""
+
+
+def _promise(case: FailureCase) -> str:
+    """What was to happen instead."""
+    kind = case.focus.op.kind
+    if case.focus.difference is None:
+        return f"The {kind.replace('_', ' ')} ends without an error."
+    return next((text for name, text in PROMISES.items() if kind.startswith(name)), "The script says what it expects.")
 
 
 def _releases(result: Result) -> Iterator[str]:

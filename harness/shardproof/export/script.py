@@ -262,13 +262,6 @@ def _from(module: str, names: list[str]) -> str:
     return f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
-def body_lines(case: FailureCase, draft: Draft) -> list[str]:
-    """The library's calls that lead to a failure, without what compares."""
-    if is_arms(case.scenario.program):
-        return draft.calls["sessions"].splitlines()
-    return [line for op in case.ops for line in lines_of(op, draft)]
-
-
 def lines_of(op: Op, draft: Draft) -> list[str]:
     """The library calls that perform one operation, such as `optimizer.step()`, as lines of a script."""
     number = op.init_seed if op.kind == "build" else op.iteration

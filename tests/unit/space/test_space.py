@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,26 @@ def test_samples_are_distinct_valid_supported_and_seeded(small: str) -> None:
     assert not any(violated(s) or refusal(s) for s in plans[0].scenarios)
     everything = make_plan([load_space(small)], Selection(sample=10**6))
     assert len(everything.scenarios) == everything.walked[0].valid
+
+
+@pytest.mark.parametrize("number", [1, 5, 60])
+def test_a_sample_is_a_number_in_all(number: int) -> None:
+    """Spread over the walks: as many from each as from the others, and from some none where there are too many walks."""
+    space = load_space("nightly")
+    plan = make_plan([space], Selection(sample=number, systems=("torch-fsdp2", "deepspeed")))
+    walks = [walk for walk in space.walks if walk.system in ("torch-fsdp2", "deepspeed")]
+    drawn = [len(walked.supported) for walked in plan.walked]
+    assert len(plan.scenarios) == number
+    assert sum(drawn) == number
+    assert len(drawn) == min(number, len(walks))
+    assert max(drawn) - min(drawn) <= 1
+
+
+def test_a_walk_with_few_scenarios_leaves_its_part_to_the_others() -> None:
+    settings = {"mesh": ("1x2x1",), "dtype": ("bf16",), "program": ("resume",)}
+    asked = Selection(sample=40, axes=settings, systems=("reference", "torch-fsdp2"))
+    plan, whole = (make_plan([load_space("smoke")], replace(asked, sample=n)) for n in (40, 10**6))
+    assert len(plan.scenarios) == min(40, len(whole.scenarios))
 
 
 def test_strength_all_is_every_valid_scenario(small: str) -> None:

@@ -193,7 +193,7 @@ def test_samples_are_distinct_valid_supported_and_seeded(small: str) -> None:
 
 @pytest.mark.parametrize("number", [1, 5, 60])
 def test_a_sample_is_a_number_in_all(number: int) -> None:
-    """It is spread over the walks: as many from each as from the others, and none from some where there are too many."""
+    """A sample is spread over the walks, evenly; where there are too many walks, some have none."""
     space = load_space("nightly")
     plan = make_plan([space], Selection(sample=number, systems=("torch-fsdp2", "deepspeed")))
     walks = [walk for walk in space.walks if walk.system in ("torch-fsdp2", "deepspeed")]

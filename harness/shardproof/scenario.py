@@ -424,7 +424,7 @@ def parse_axis(axis: str, text: str) -> Any:
         "microbatches": lambda t: _convert("microbatches", t, int),
         "expert_parallel": lambda t: _convert("expert_parallel", t, int),
         "seed": lambda t: _convert("seed", t, int),
-        "options": lambda t: tuple(sorted(part for part in t.split("+") if part)),
+        "options": lambda t: () if t == "none" else tuple(sorted(part for part in t.split("+") if part)),
         "faults": lambda t: tuple(part for part in t.split(",") if part),
     }
     return parsers.get(axis, str)(text)

@@ -133,3 +133,8 @@ def test_there_is_one_zero_among_hyperparameters() -> None:
     """Equal scenarios share what is worked out for them, and -0.0 equals 0.0."""
     minus, plus = (Scenario().with_axes({"optimizer": f"adamw/lr={zero}"}) for zero in ("-0.0", "0.0"))
     assert (minus.id, math.copysign(1, minus.optimizer.lr)) == (plus.id, 1.0)
+
+
+def test_no_options_can_be_said() -> None:
+    """`shardproof list` says `none` of them."""
+    assert Scenario.from_axes({"options": "none"}) == Scenario.from_axes({"options": ""}) == Scenario()

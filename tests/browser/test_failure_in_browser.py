@@ -192,4 +192,4 @@ def test_a_link_to_folded_text_opens_it(visit: Visit, written: Written) -> None:
     page = visit(written(samples.crash()))
     page.click("a[href='#issue']")
     page.wait_for_selector("#issue[open]")  # the browser tells of the new target a moment after the click
-    assert "## What comes out" in page.inner_text("#issue-text")
+    assert "## Observed behavior" in page.inner_text("#issue-text")

@@ -237,8 +237,11 @@ def test_the_text_of_an_issue_has_the_calls_and_every_file(tmp_path: Path) -> No
     scenario = made(tmp_path)
     found = written(mismatch(scenario, "resumed", at(scenario, "resumed", "load")), None)
     text = render_issue(found, "exp_avg: expected this, observed that", {"torch": "2.13.0"}, "3.11")
-    assert text.startswith("# What resumed says.\n\n`resumed` below should leave the same state as `uninterrupted`")
-    assert "def resumed(trainer, cell):\n    trainer.build(cell)\n    trainer.load(checkpoint(0))\n```" in text
+    opening = (
+        "# What resumed says\n\n## Describe the bug\n\n`resumed` below should leave the same state as `uninterrupted`"
+    )
+    assert text.startswith(opening)
+    assert text.count("def resumed(trainer, cell):\n    trainer.build(cell)\n    trainer.load(checkpoint(0))\n") == 1
     assert "`python repro.py` shows it, with status 1. It needs `mine.py` and `stand_in.py` beside it." in text
     assert "<details><summary><code>mine.py</code></summary>" in text
     assert "GPU" not in text

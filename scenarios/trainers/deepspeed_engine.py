@@ -4,7 +4,9 @@ The system `deepspeed` hands the engine an optimizer of torch. Here the configur
 in the direction that Newton-Schulz gives of their momentum, and the rest by Adam, and every stage of ZeRO runs it at
 another place: on the weights (0), while gradients are cut into partitions (1, 2), in groups of sub-modules (3), before
 clipping where the optimizer is offloaded. In fp32 they must come to the same values, which the arm `alike stage` asks.
-In bf16 (`deepspeed_engine.py:Resumes`) they accumulate gradients otherwise, and are not compared with each other.
+In bf16 (`deepspeed_engine.py:Resumes`) they accumulate gradients otherwise, and are not compared with each other. There
+`resumed` and `again` fail in dtype alone, without offload: momentum that was bf16 comes back from a checkpoint in fp32,
+which DeepSpeed has made trainable since (#7746), and not undone.
 
 What is looked at are whole tensors: masters as `safe_get_full_fp32_param` gives them, and the optimizer's state. ZeRO's
 own checkpoints belong to one number of ranks.
@@ -88,7 +90,7 @@ class Resumes(Trainer):
         self.dtype = torch.bfloat16 if cell.precision == "bf16" else torch.float32
 
     def refuse(self, cell: Cell) -> None:
-        """Leave out what DeepSpeed does not have."""
+        """Leave out what DeepSpeed does not have, and one wrapper that `state` cannot read."""
         if cell.stage == 0 and (cell.offload or cell.precision != "fp32"):
             raise Unsupported("stage 0 offloads nothing, and keeps masters of bf16 in another wrapper")
 
@@ -106,15 +108,11 @@ class Resumes(Trainer):
         folder.joinpath("world").write_text(str(self.cell.world))
 
     def load(self, folder: Path) -> None:
-        """The engine's own load, on as many ranks as have saved. Momentum of bf16 comes back in fp32, and the next step
-        begins by making it bf16 again; that is done here already, so that it is looked at in one dtype."""
+        """The engine's own load, on as many ranks as have saved."""
         if int(folder.joinpath("world").read_text()) != self.cell.world:
             raise Unsupported("ZeRO's own checkpoints belong to one number of ranks")
         self.engine.load_checkpoint(str(folder), tag="kept")
         self.loaded = True
-        if self.cell.precision == "bf16" and (self.cell.stage == 3 or not self.cell.offload):
-            for kept in self.engine.optimizer.optimizer.state.values():
-                kept |= {MOMENTUM: kept[MOMENTUM].bfloat16()} if MOMENTUM in kept else {}
 
     def state(self) -> dict[str, Any]:
         """A whole model of the masters, and a whole optimizer beside it."""
@@ -149,7 +147,9 @@ class Resumes(Trainer):
         if not (self.engine.global_steps or self.loaded):
             return {}
         if getattr(held, "use_muon", False):
-            return {MOMENTUM: safe_get_full_optimizer_state(held, MOMENTUM).to(self.dtype)}  # it is handed out in fp32
+            every = self.engine.optimizer.optimizer.state.values()
+            lies_in = next(kept[MOMENTUM].dtype for kept in every if MOMENTUM in kept)  # it is handed out in fp32
+            return {MOMENTUM: safe_get_full_optimizer_state(held, MOMENTUM).to(lies_in)}
         return {key: safe_get_full_optimizer_state(held, key) for key in ("exp_avg", "exp_avg_sq")}
 
     def state_of_partitions(self) -> dict[int, dict[str, torch.Tensor]]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from shardproof.cli.main import cli
 
 from tests.paths import PYTHONPATH
 
@@ -153,7 +154,7 @@ def test_what_refused_commands_say(tmp_path: Path) -> None:
 def test_every_command_has_a_golden_help(printed: dict[str, Said]) -> None:
     _, out, _ = printed["help"]
     listed = re.findall(r"^  (\w+)  ", out.partition("\nWhether a library")[2], re.MULTILINE)
-    assert sorted(listed) == sorted(COMMANDS)
+    assert sorted(listed) == sorted(COMMANDS) == sorted(cli.commands)
 
 
 def test_the_version_is_printed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from shardproof.diagnosis.explanation import LIKE
 from shardproof.export.body import subject
 from shardproof.export.case import FailureCase
 from shardproof.export.script import SCRIPT, Draft
@@ -263,14 +264,14 @@ PROMISES = {
     "load": "A load restores what was saved, and nothing else.",
     "step": "A step comes to the values that the same optimizer has on whole tensors in one process.",
 }
-"""Kind of operation → what every user expects of it; the longest kind that an operation's begins with is its own."""
+"""How the kind of an operation begins → what every user expects of it."""
 
 
 def _promise(case: FailureCase) -> str:
     """What was to happen instead."""
-    kind = case.focus.op.kind
     if case.focus.difference is None:
-        return f"The {kind.replace('_', ' ')} ends without an error."
+        return f"The {case.focus.op.kind.replace('_', ' ')} ends without an error."
+    kind = LIKE.get(case.focus.op.kind, case.focus.op.kind)
     return next((text for name, text in PROMISES.items() if kind.startswith(name)), "The script says what it expects.")
 
 

@@ -215,7 +215,11 @@ class Report:
     @property
     def cured(self) -> tuple[tuple[str, str], ...]:
         """(system and release, which defects were cured and which could not be), of the releases that ran cured."""
-        found = {(f"{r.system} {r.version}", cures_line(r)) for r in self.results if r.cured or r.not_cured}
+        return self.cured_in_lines()
+
+    def cured_in_lines(self, most: int | None = None) -> tuple[tuple[str, str], ...]:
+        """The same, with a number in the place of more defects than `most`."""
+        found = {(f"{r.system} {r.version}", cures_line(r, most)) for r in self.results if r.cured or r.not_cured}
         return tuple(sorted(found))
 
     @cached_property
@@ -343,9 +347,11 @@ def plugin_of(command: Sequence[str]) -> str:
     return "".join(f" --plugin {shlex.quote(file)}" for file in given)
 
 
-def cures_line(result: Result) -> str:
-    """What was cured, in a line."""
+def cures_line(result: Result, most: int | None = None) -> str:
+    """What was cured, in a line; of more defects than `most` the number."""
     left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
+    if most is not None and len(result.cured) > most:
+        return f"{len(result.cured)} known defects cured, which the report names{left}"
     return f"{', '.join(result.cured) or 'nothing'} cured{left}"
 
 

@@ -156,21 +156,14 @@ def _heading(report: Report) -> str:
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
     lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]
-    lines += [f"{release}: {_cured(told)}" for release, told in report.cured]
+    lines += [f"{release}: {told}" for release, told in report.cured_in_lines(NAMED_CURES)]
     return "\n".join(lines)
 
 
 def _folded(what: Sequence[str]) -> str:
     """The first of several things, and how many more the page names."""
     more = len(what) - 1
-    return f"{what[0]}" + (f"; and {more} more, which the report names" if more else "")
-
-
-def _cured(told: str) -> str:
-    """How many defects are cured, where there are too many to name on a terminal; those that are not, by name."""
-    cured, _, left = told.partition(" cured")
-    number = len(cured.split(", "))
-    return told if number <= NAMED_CURES else f"{number} known defects cured, which the report names{left}"
+    return f"{what[0]}; and {more} more, which the report names" if more else what[0]
 
 
 def _table(report: Report, paint: Paint) -> str:

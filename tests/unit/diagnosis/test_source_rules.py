@@ -126,8 +126,8 @@ def test_roles_that_were_exchanged_alike_are_named_together() -> None:
     assert told is not None
     assert told.clause.startswith("param, master and exp_avg after")
     assert told.evidence["roles"] == ["param", "master", "exp_avg"]
-    assert sources._listed(["a"]) == "a"
-    assert sources._listed(["a", "b"]) == "a and b"
+    assert sources.listed(["a"]) == "a"
+    assert sources.listed(["a", "b"]) == "a and b"
     others = {at(key, op=LATER): value for key, value in swapped.items()}
     assert sources._permutation(A, context_of(EACH, others, SCENARIO)) == {}
 

@@ -6,7 +6,7 @@ For example, a master that after a load has the bits of the run that never loade
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -60,7 +60,7 @@ def permuted_parameters(difference: Difference, context: Context) -> Finding | N
     alike = [r for r in STATE_ROLES if r == key.role or _permutation(key._replace(role=r), context) == order]
     where = "written " if key.where == "written" else ""
     exchange = ", ".join(f"{name} holds {of}'s" for name, of in order.items())
-    clause = f"{where}{_listed(alike)}{_after(key, context)}: {exchange}"
+    clause = f"{where}{listed(alike)}{_after(key, context)}: {exchange}"
     evidence = {"name": key.fqn, "holds": order[key.fqn], "permutation": order, "roles": alike}
     return Finding("certain", clause, evidence)
 
@@ -88,8 +88,10 @@ def _in_dtype(value: Value, dtype: str) -> Value:
     return value._replace(dtype=dtype, data=as_numbers(value).astype(numpy_dtype(dtype)).tobytes())
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def listed(words: Iterable[object]) -> str:
+    """Words or numbers as a sentence lists them: `a, b and c`."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def other_role(difference: Difference, context: Context) -> Finding | None:

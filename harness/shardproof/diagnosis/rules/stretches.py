@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from shardproof.diagnosis.arrangement import DISTINCT, distinct
 from shardproof.diagnosis.explanation import Confidence, Context, Finding, Floats, Rule, tensor
+from shardproof.diagnosis.rules.sources import listed
+from shardproof.diagnosis.rules.updates import ROUNDING
 from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.assemble import as_bits, elements_of
 from shardproof.observe.logical import Key, Value
@@ -34,12 +37,8 @@ any exponent, while what a run computes lies close together."""
 BEYOND = 2.0**20
 """How far outside of all values of its role a value must lie to be one that no step makes."""
 
-ROUNDINGS = {"fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-11}
-"""How far a weight may be off by its rounding, relative to itself."""
-
 UNLIKE = 2.0**-6
 """A step that goes another number of times as far differs from once by more than this; less is another rounding."""
-
 
 STRANGE = 8
 """So many values that no step makes are no coincidence."""
@@ -61,7 +60,7 @@ def torn_save(difference: Difference, context: Context) -> Finding | None:
         evidence = {"name": key.fqn, "role": key.role, "of_step": then, "save_of_step": now}
         ranks = _whole_ranks(key, value, context)
         if ranks:
-            clause = f"of {tensor(key)} after {context.op_name(key.op)}, what rank {_listed(ranks)} wrote is of step "
+            clause = f"of {tensor(key)} after {context.op_name(key.op)}, what rank {listed(ranks)} wrote is of step "
             clause += f"{then}, and the rest of step {now}"
             return Finding(pair.strength, clause, {**evidence, "ranks": ranks})
         if _others_are_right(key, index, context):
@@ -184,7 +183,7 @@ def moved_by_a_factor(difference: Difference, context: Context) -> Finding | Non
         return None
     held = as_numbers(before)[pair.at].astype(np.float64)
     due, gone = pair.wanted - held, pair.got - held
-    slack = ROUNDINGS.get(pair.expected.dtype, 2.0**-23) * np.maximum(np.abs(pair.got), np.abs(held))
+    slack = ROUNDING.get(pair.expected.dtype, 2.0**-23) * np.maximum(np.abs(pair.got), np.abs(held))
     clear = np.abs(due) > 8 * slack
     if not np.isfinite(gone).all() or clear.sum() < DISTINCT or distinct(pair.observed_bits) < DISTINCT:
         return None
@@ -225,25 +224,21 @@ def part_of_a_step(difference: Difference, context: Context) -> Finding | None:
     run = len(pair.at) == pair.at[-1] - pair.at[0] + 1 and len(pair.at) > 1
     if not shares and not run:
         return None
-    which = f"the share of rank {_listed(shares)} is" if shares else f"elements {pair.at[0]} to {pair.at[-1]} are"
+    which = f"the share of rank {listed(shares)} is" if shares else f"elements {pair.at[0]} to {pair.at[-1]} are"
     clause = f"of {tensor(key)} {which} wrong after {context.op_name(key.op)}, and everything else is right"
     sure: Confidence = "likely" if distinct(pair.observed_bits) >= DISTINCT else "possible"
     return Finding(sure, clause, {"name": key.fqn, "role": key.role, "ranks": shares, "elements": len(pair.at)})
 
 
-def _shares_of_ranks(key: Key, at: object, context: Context) -> list[int]:
+def _shares_of_ranks(key: Key, at: npt.NDArray[np.intp], context: Context) -> list[int]:
     """The ranks whose shares together are exactly the given elements; empty if they are no such."""
-    wrong, found, covered = set(np.asarray(at).tolist()), [], set()
+    wrong, found, covered = set(at.tolist()), [], set()
     for piece in context.pieces(key):
         own = set(elements_of(piece).tolist())
         if own and own <= wrong:
             found.append(piece.rank)
             covered |= own
     return sorted(set(found)) if covered == wrong else []
-
-
-def _listed(ranks: list[int]) -> str:
-    return " and ".join([", ".join(map(str, ranks[:-1])), str(ranks[-1])] if len(ranks) > 1 else [str(ranks[0])])
 
 
 FIRST = (

@@ -154,9 +154,9 @@ class Offload:
 DEVICES = ("cpu", "cuda")
 
 OPTIMIZER_KINDS = ("sgd", "adam", "adamw", "muon")
-OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
-SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup")
+SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup", "wsd", "growing_decay")
 """Described in `shardproof.schedules`."""
+OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
 
 
 @dataclass(frozen=True, order=True)

@@ -7,18 +7,24 @@ recorded.
     onecycle  OneCycleLR: up to the learning rate and down again in `CYCLE_STEPS`, beta1 or the momentum the other way
     warmup    SequentialLR: LinearLR from `WARMUP_START` of the learning rate in `WARMUP_STEPS`, then as `cosine`
 
-A library may have classes of its own for some of them, as Megatron-Core and DeepSpeed have for `linear`, `cosine` and
-`warmup`: its contract names a function (`Contract.schedule_share`) which says what share of each group's learning rate
-they leave after so many steps. Values only: no torch. `shardproof.torch_schedules` makes torch's classes of all of
-them, `shardproof.reference.schedule` is our own arithmetic.
+A library may have classes of its own, as Megatron-Core and DeepSpeed have for `linear`, `cosine` and `warmup`, and for
+what torch has no class for (`wsd`, `growing_decay`): its contract names a function (`Contract.schedule_share`) which
+says what share of each group's learning rate and weight decay they leave after so many steps. Values only: no torch.
+`shardproof.torch_schedules` makes torch's classes, `shardproof.reference.schedule` is our own arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardproof.observe.settings import line_of
+
+TORCH_SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup")
+"""Those that torch has classes for."""
+
+GROWING_DECAY = "growing_decay"
+"""The schedule of a library's own that leaves the learning rate alone and writes the weight decay."""
 
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""
@@ -48,6 +54,13 @@ role `scheduler`, for the outermost schedule; the rest is torch's bookkeeping, w
 
 _RATES = ("base_lrs", "_last_lr")
 """Learning rates, which are tensors where an optimizer keeps them as such: recorded as the numbers that they hold."""
+
+
+class Share(NamedTuple):
+    """What a library's own schedule leaves of a group's highest learning rate, and of its whole weight decay."""
+
+    rate: float
+    decay: float = 1.0
 
 
 def linear_share(steps: int) -> float:

@@ -21,21 +21,47 @@ from shardproof.schedules import (
     COSINE_STEPS,
     CYCLE_STEPS,
     FLOOR,
+    GROWING_DECAY,
     WARMUP_START,
     WARMUP_STEPS,
+    Share,
     linear_share,
 )
 
 
+class GrowingDecay(LambdaLR):
+    """A schedule of a library's own that writes each group's weight decay too, from what it was at first."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, share: Callable[[int], Share]) -> None:
+        for group in optimizer.param_groups:
+            group["initial_weight_decay"] = group["weight_decay"]
+        self.share = share
+        super().__init__(optimizer, lambda steps: share(steps).rate)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """Rates for the step that `last_epoch` counts; weight decay is set beside them."""
+        self.set_decay()
+        return super().get_lr()
+
+    def set_decay(self) -> None:
+        """Write every group's weight decay after so many steps."""
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = group["initial_weight_decay"] * self.share(self.last_epoch).decay
+
+
 def shared_schedule(
-    share: Callable[[str, int], float], name: str, optimizer: torch.optim.Optimizer
+    share: Callable[[str, int], Share], name: str, optimizer: torch.optim.Optimizer
 ) -> LRScheduler | None:
-    """What a library's own schedule of that name does to the rates of an optimizer; None for `none`.
+    """What a library's own schedule of that name does to the groups of an optimizer; None for `none`.
 
     Args:
-        share: name, steps → what is left of each group's learning rate (`Contract.schedule_share`).
+        share: name, steps → what is left of each group's settings (`Contract.schedule_share`).
     """
-    return None if name == "none" else LambdaLR(optimizer, partial(share, name))
+    if name == "none":
+        return None
+    if name == GROWING_DECAY:
+        return GrowingDecay(optimizer, partial(share, name))
+    return LambdaLR(optimizer, lambda steps: share(name, steps).rate)
 
 
 def torch_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -69,3 +95,5 @@ def go_on_at_own_rates(schedule: LRScheduler, *, at_once: bool) -> None:
     schedule.base_lrs = [group["initial_lr"] for group in groups]
     for group, share in zip(groups if at_once else (), schedule.lr_lambdas, strict=at_once):
         group["lr"] = group["initial_lr"] * share(schedule.last_epoch)
+    if at_once and isinstance(schedule, GrowingDecay):
+        schedule.set_decay()

@@ -64,6 +64,9 @@ UNWRITTEN = {
     ("transformer-engine", "190626"): "comparisons of steps",
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
+    ("automodel", "3882"): "a learning-rate schedule",  # docs/finding-scripts has one
+    ("automodel", "3882-rollback"): "a learning-rate schedule",
+    ("automodel", "multipliers"): "ranks with a model or release of their own",  # docs/finding-scripts has one
     ("megatron-core", "6858"): "cannot read",
     ("deepspeed", "universal-short-3"): "cannot read",
     ("transformer-engine", "3318"): "cannot read",

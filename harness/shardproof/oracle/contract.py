@@ -214,8 +214,8 @@ class Contract:
         return ()
 
     def schedule_share(self, scenario: Scenario) -> str:
-        """`module:function` of the schedule, where it is the library's own and not torch's: name, steps → the share of
-        each group's learning rate that is left (`Inputs.share`)."""
+        """`module:function` of the schedule, where it is the library's own and not torch's: name, steps → the
+        `Share` of each group's learning rate and weight decay that is left (`Inputs.share`)."""
         return ""
 
     def stores_extra_state(self, scenario: Scenario) -> bool:

@@ -285,8 +285,8 @@ class Inputs:
     * device: where the oracle holds its tensors.
     * schedule: by its name in `shardproof.schedules`.
     * owner_groups: hyperparameters are recorded by parameter, not by group.
-    * share: `module:function` of a library's own schedule: name, steps → the share of each group's learning rate
-      that is left. Empty for torch's, of which the rates that it set and what else it keeps are recorded too.
+    * share: `module:function` of a library's own schedule: name, steps → the `Share` of each group's settings that
+      is left. Empty for torch's, of which the rates that it set and what else it keeps are recorded too.
     * zero_gradients: a parameter that no forward of a step uses has a gradient of zeros; otherwise it has none.
     * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
     * skips_frozen: parameters that are frozen are not in a checkpoint, and a load leaves those that then are.

@@ -220,7 +220,8 @@ def restore_group(group: dict[str, Any], saved: dict[str, Any], keeps: Sequence[
     for name in group.keys() - saved.keys() - {"params"}:
         del group[name]  # an entry that the first step added
     decouples = group.get("decoupled_weight_decay", False)  # by AdamW, whatever was saved
-    kept = (*keeps, "initial_lr") if "lr" in keeps else keeps  # from which a schedule goes on
+    starts = {"lr": "initial_lr", "weight_decay": "initial_weight_decay"}  # from which a schedule goes on
+    kept = (*keeps, *(starts[name] for name in keeps if name in starts))
     own = {name: group[name] for name in kept if name in group}
     group.update(saved | own)
     if decouples:

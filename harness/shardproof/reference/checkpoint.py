@@ -77,7 +77,14 @@ class Saver:
             "params": session.stored_names(),
             "steps": {name: session.steps[session.state_owner(name)] for name in self.with_state()},
             "groups": [
-                {"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr, "cycle": g.cycle} for g in session.groups
+                {
+                    "hyper": g.hyper,
+                    "params": g.names,
+                    "peak_lr": g.peak_lr,
+                    "cycle": g.cycle,
+                    "full_decay": g.full_decay,
+                }
+                for g in session.groups
             ],
             "buffers": self.persistent_buffers(),
             "opaque": self.opaque_bytes(),

@@ -277,7 +277,8 @@ class Loader:
             kept = {name: getattr(own.hyper, name) for name in keeps if name not in ("schedule", "initial_lr")}
             hyper = replace(_as_own(saved["hyper"], own.hyper), **kept)
             peak = own.peak_lr if {"lr", "initial_lr"} & set(keeps) else saved["peak_lr"]
-            found.append(Group(hyper, own.names, peak, saved["cycle"]))
+            whole = own.full_decay if "weight_decay" in keeps else saved["full_decay"]
+            found.append(Group(hyper, own.names, peak, saved["cycle"], whole))
         self.session.groups = found
 
     def restore_schedule(self, common: Content) -> None:

@@ -20,6 +20,7 @@ from shardproof.schedules import (
     COSINE_STEPS,
     CYCLE_STEPS,
     FLOOR,
+    GROWING_DECAY,
     WARMUP_START,
     WARMUP_STEPS,
     linear_share,
@@ -33,12 +34,14 @@ DIVISOR, FINAL_DIVISOR, RISING, BASE_MOMENTUM, MAX_MOMENTUM = 25.0, 1e4, 0.3, 0.
 @dataclass
 class Group:
     """One optimizer param group. names: canonical names in the order the user gave them. peak_lr: what a schedule
-    starts from (torch's `initial_lr`). cycle: the highest and lowest rate that a cycle put here."""
+    starts from (torch's `initial_lr`). cycle: the highest and lowest rate that a cycle put here. full_decay: what a
+    schedule of a library's own lets weight decay grow to."""
 
     hyper: Hyper
     names: tuple[str, ...]
     peak_lr: float
     cycle: tuple[float, float] | None = None
+    full_decay: float = 0.0
 
     def set_rate(self, rate: float) -> float:
         """Set the learning rate, and return it."""
@@ -70,6 +73,8 @@ def begin(name: str, groups: Sequence[Group], share: str = "") -> Schedule:
     (`Inputs.share`)."""
     rates, floor = tuple(group.hyper.lr for group in groups), groups[0].hyper.lr * FLOOR
     if share:
+        for group in groups:
+            group.full_decay = group.hyper.weight_decay
         return Schedule(name, 0, 1, rates, set_shares(name, 0, groups, share), floor)
     if name == "warmup":
         low = tuple(group.set_rate(group.hyper.lr * WARMUP_START) for group in groups)
@@ -85,9 +90,12 @@ def begin(name: str, groups: Sequence[Group], share: str = "") -> Schedule:
 
 
 def set_shares(name: str, epoch: int, groups: Sequence[Group], share: str) -> tuple[float, ...]:
-    """Set what a library's own schedule leaves of every group's highest rate, and return the rates."""
+    """Set what a library's own schedule leaves of every group's highest rate and whole weight decay, and return the
+    rates."""
     left = resolve(share)(name, epoch)
-    return tuple(group.set_rate(group.peak_lr * left) for group in groups)
+    for group in groups if name == GROWING_DECAY else ():
+        group.hyper = replace(group.hyper, weight_decay=group.full_decay * left.decay)
+    return tuple(group.set_rate(group.peak_lr * left.rate) for group in groups)
 
 
 def advanced(schedule: Schedule, groups: Sequence[Group], share: str = "") -> Schedule:

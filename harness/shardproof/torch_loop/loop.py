@@ -154,9 +154,13 @@ class TorchRank:
             self.clip()
         self.capture_gradients()
         self.update()
+        self.step_schedule()
+        self.state.iteration += 1
+
+    def step_schedule(self) -> None:
+        """Move the learning-rate schedule one step on, where the scenario has one."""
         if self.state.scheduler:
             self.state.scheduler.step()
-        self.state.iteration += 1
 
     def between(self, op: Op) -> None:
         """Between the backward passes and the optimizer's step: gradients are reduced, and neither unscaled nor

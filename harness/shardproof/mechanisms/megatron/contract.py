@@ -12,7 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, ClassVar
 
 from shardproof.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
-from shardproof.mechanisms.megatron.switches import OVERRIDE, SHARE, TORCH_OFFLOAD, hyperparameters
+from shardproof.mechanisms.megatron.switches import OVERRIDE, TORCH_OFFLOAD, hyperparameters
+from shardproof.mechanisms.param_scheduler import SHARE
 from shardproof.models import ModuleSpec, draws, model_spec
 from shardproof.oracle.contract import Clause, half_dtype
 from shardproof.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale

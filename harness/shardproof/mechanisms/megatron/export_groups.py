@@ -10,7 +10,8 @@ For example, two groups that differ in their learning rate are one override, and
 from __future__ import annotations
 
 from shardproof.export.case import SETTING, FailureCase
-from shardproof.mechanisms.megatron.switches import NEW_DECAY, OVERRIDE, SCHEDULE_STEPS, decay_of
+from shardproof.mechanisms.megatron.switches import NEW_DECAY, OVERRIDE
+from shardproof.mechanisms.param_scheduler import asked
 from shardproof.models import GroupSpec
 from shardproof.scenario import Optimizer
 
@@ -71,12 +72,15 @@ def _by_build(case: FailureCase, name: str, *, differs: bool) -> str:
 def scheduler(case: FailureCase) -> list[str]:
     """The call that makes the scheduler; its constructor sets every group's learning rate and weight decay."""
     ask, decay, rate = case.scenario.optimizer, weight_decay(case), learning_rate(case)
-    (style, rising), overrides = decay_of(ask.schedule), OVERRIDE in case.scenario.options
+    overrides = OVERRIDE in case.scenario.options
+    given = [
+        f"{name}={value if value in (rate, decay) else repr(value)}"
+        for name, value in asked(ask.schedule, rate, decay).items()
+    ]
     return [
         "scheduler = OptimizerParamScheduler(",
-        f"    optimizer, init_lr=0.0, max_lr={rate}, min_lr=0.0, lr_warmup_steps={rising}, "
-        f'lr_decay_steps={SCHEDULE_STEPS}, lr_decay_style="{style}",',
-        f'    start_wd={decay}, end_wd={decay}, wd_incr_steps={SCHEDULE_STEPS}, wd_incr_style="constant",',
+        f"    optimizer, {', '.join(given[:6])},",
+        f"    {', '.join(given[6:])},",
         *["    use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True,"] * overrides,
         ")",
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardproof.mechanisms.megatron.contract import MegatronContract
+from shardproof.mechanisms.param_scheduler import OWN_SCHEDULES
 from shardproof.models import ModelSpec, model_spec, storage_dtype
 from shardproof.oracle.contract import half_dtype
 from shardproof.program import load_mesh, meshes, operations
@@ -384,7 +385,7 @@ AXES: dict[str, Allowed | Parts] = {
             "forloop",
             because="FusedAdam or FusedSGD, or torch's own where neither apex nor TE is there",
         ),
-        schedule=Only("none", "linear", "cosine", "warmup", because="OptimizerParamScheduler has no other"),
+        schedule=Only("none", *OWN_SCHEDULES, because="OptimizerParamScheduler has no other"),
         groups=Only("model", "one"),
         clip=Anything(),
         loss_scale=Anything(),

@@ -4,10 +4,8 @@ only."""
 from __future__ import annotations
 
 from dataclasses import replace
-from math import cos, pi
 
 from shardproof.scenario import Optimizer, Scenario
-from shardproof.schedules import COSINE_STEPS, WARMUP_STEPS, linear_share
 
 NEW_DECAY = "new_decay"
 OVERRIDE = "override_scheduler"
@@ -33,39 +31,6 @@ with overlap_grad_reduce; without that, a buffer is one bucket."""
 
 GPT_MODEL = "gpt"
 """The model that is a real GPTModel; all others are trees of MegatronModule with hand-registered parameters."""
-
-SCHEDULE_STEPS = COSINE_STEPS
-"""Steps in which a schedule goes from the learning rate to 0."""
-
-
-def decay_of(schedule: str) -> tuple[str, int]:
-    """The `lr_decay_style` and the `lr_warmup_steps` that a schedule is asked for with."""
-    styles = {"linear": ("linear", 0), "cosine": ("cosine", 0), "warmup": ("cosine", WARMUP_STEPS)}
-    return styles.get(schedule, ("constant", 0))
-
-
-SHARE = f"{__name__}:share"
-"""What the contract names as the schedule's (`Contract.schedule_share`)."""
-
-
-def share(name: str, steps: int) -> float:
-    """The share of a group's highest learning rate that OptimizerParamScheduler leaves after so many steps, with a
-    lowest rate of 0. `warmup` rises to all of it in `WARMUP_STEPS`, and then falls as `cosine` does, in what is left of
-    the steps.
-
-    Raises:
-        ValueError: a schedule that it is not asked for.
-    """
-    if name == "linear":
-        return linear_share(steps)
-    if name not in ("cosine", "warmup"):
-        raise ValueError(f"Megatron is not asked for the schedule {name!r}")
-    rising = WARMUP_STEPS if name == "warmup" else 0
-    if steps < rising:
-        return steps / rising
-    if steps > COSINE_STEPS:
-        return 0.0
-    return 0.5 * (cos(pi * ((steps - rising) / (COSINE_STEPS - rising))) + 1.0)
 
 
 def variant(scenario: Scenario) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shardproof.loading import as_loaded
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
+from shardproof.mechanisms.param_scheduler import OWN_SCHEDULES
 from shardproof.models import draws, model_spec
 from shardproof.program import does, meshes
 from shardproof.protocol.accepts import (
@@ -256,7 +257,9 @@ ACCEPTS = Accepts(
         Optimizer,
         kind=Only("sgd", "adam", "adamw"),
         impl=Only("forloop", "foreach", "fused", because="the optimizer is torch.optim's"),
-        schedule=Only("none", "halve"),
+        schedule=Only(
+            "none", "halve", *OWN_SCHEDULES, because="its OptimizerParamScheduler makes these, beside torch's StepLR"
+        ),
         groups=Only("model", "one"),
         clip=Anything(),
         loss_scale=Only(0.0, because="its recipes scale no loss"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
+from shardproof.mechanisms.param_scheduler import OWN_SCHEDULES, SHARE
 from shardproof.models import ModuleSpec, ParamSpec, draws
 from shardproof.observe.logical import Key, Logical, Value
 from shardproof.observe.record import LIVE
@@ -43,6 +44,14 @@ class AutomodelContract(Contract):
 
     def initial_dtypes(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> tuple[str, ...]:
         return pretrained.file_dtype(scenario, spec), self.stages(scenario, spec, mesh).storage
+
+    def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
+        """Keys of param groups that came with 0.7, and which a checkpoint of a release before cannot have."""
+        own = scenario.optimizer.schedule in OWN_SCHEDULES
+        return ("lr_mult", "wd_mult") if own and scenario.load_version else ()
+
+    def schedule_share(self, scenario: Scenario) -> str:
+        return SHARE if scenario.optimizer.schedule in OWN_SCHEDULES else ""
 
     def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
         return pretrained.buffer(scenario, dtype, module, mesh) if dtype in FLOAT_DTYPES else dtype

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardproof.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
+from shardproof.models import BufferSpec, GroupSpec, ModelSpec, ModuleSpec, ParamSpec
 
 
-def _weight(path: str, *shape: int, trainable: str = "yes") -> ModuleSpec:
+def _weight(path: str, *shape: int, trainable: str = "yes", group: int = 0) -> ModuleSpec:
     cut = {"q_proj": 0, "in_proj": 0, "up_proj": 0, "o_proj": 1, "out_proj": 1, "down_proj": 1, "lm_head": 0}
     dim = cut.get(path.rpartition(".")[2])
-    weight = ParamSpec("weight", shape, trainable=trainable, tp_dim=dim, layer=".layers." in path)
+    weight = ParamSpec("weight", shape, trainable=trainable, group=group, tp_dim=dim, layer=".layers." in path)
     return ModuleSpec(path, (weight,), unit=False)
 
 
@@ -188,6 +188,18 @@ HF_SPECS = (
             _weight("lm_head", 11, 5),
         ),
         bugs=("AM-3437",),
+    ),
+    ModelSpec(
+        "hf_groups",
+        "A decoder of three param groups: the last norm has no weight decay, the head a quarter of the learning rate.",
+        (
+            _weight("model.embed_tokens", 11, 5),
+            *_layer("model.layers.0"),
+            *_layer("model.layers.1"),
+            _weight("model.norm", 5, group=1),
+            _weight("lm_head", 11, 5, group=2),
+        ),
+        (GroupSpec(), GroupSpec(1.0, 0.0), GroupSpec(0.25)),
     ),
     ModelSpec(
         "hf_delta",

@@ -16,6 +16,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from shardproof.mechanisms.param_scheduler import ARGUMENTS, OWN_SCHEDULES
 from shardproof.models import ModelSpec, model_spec
 from shardproof.observe.logical import Logical, Value
 from shardproof.observe.record import NUMPY_NAME, WRITTEN, Record, whole
@@ -87,7 +88,12 @@ def _pieces(path: Path, model: ModelSpec, scenario: Scenario) -> Iterator[Piece]
         for piece in pieces(path / "model"):
             yield replace(piece, path=("model", *piece.path))
     for piece in pieces(path / "optim"):
-        if piece.path[:1] == ("sched",):
+        if piece.path[:1] == ("sched",) and scenario.optimizer.schedule in OWN_SCHEDULES:
+            if piece.path[1:] == ("num_steps",):
+                yield replace(piece, path=("extra", "scheduler", "last_epoch"))
+            elif piece.path[-1] not in ARGUMENTS:
+                yield piece
+        elif piece.path[:1] == ("sched",):
             yield replace(piece, path=("extra", "scheduler", *piece.path[1:]))
         else:
             yield piece

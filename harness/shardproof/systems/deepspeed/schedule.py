@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from math import cos, log, pi
 from typing import Any
 
+from shardproof.schedules import Share
 from shardproof.systems.deepspeed.contract import OWN_SCHEDULES
 
 RISING, LOGARITHMIC, TOTAL, START, FLOOR = 2, 4, 8, 0.25, 0.0625
@@ -37,14 +38,18 @@ def asked_schedule(name: str, rates: Sequence[float]) -> dict[str, Any]:
     return {"type": kind, "params": own | {"warmup_type": "log" if name == "warmup" else "linear"}}
 
 
-def share(name: str, steps: int) -> float:
-    """The share of a group's learning rate that is left after so many steps of the schedule.
+def share(name: str, steps: int) -> Share:
+    """What is left of a group's learning rate after so many steps of the schedule.
 
     Raises:
         ValueError: a schedule that the library has no class for.
     """
     if name not in OWN_SCHEDULES:
         raise ValueError(f"DeepSpeed has no schedule {name!r} of its own")
+    return Share(_rate_left(name, steps))
+
+
+def _rate_left(name: str, steps: int) -> float:
     if steps == 0:
         return 0.0
     number = steps - 1

@@ -20,7 +20,8 @@ from shardproof.protocol.accepts import (
     Operations,
     Parts,
 )
-from shardproof.scenario import SCHEDULES, DTypePolicy, Offload, Optimizer, Scenario
+from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
+from shardproof.schedules import TORCH_SCHEDULES
 
 
 def _fp16_gradients(scenario: Scenario) -> bool:
@@ -92,7 +93,7 @@ ACCEPTS = Accepts(
         impl=Only(
             "forloop", "foreach", "fused", because="FusedAdam is stepped under the rules of the systems that have it"
         ),
-        schedule=Only(*SCHEDULES),
+        schedule=Only(*TORCH_SCHEDULES, because="the others are schedules of a library's own"),
         tensor_lr=Only(False, True),
         groups=Only("model", "one"),
         clip=Anything(),

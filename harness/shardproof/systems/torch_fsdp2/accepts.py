@@ -28,7 +28,8 @@ from shardproof.protocol.accepts import (
     Parts,
     Words,
 )
-from shardproof.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
+from shardproof.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
+from shardproof.schedules import TORCH_SCHEDULES
 
 AS_RETURNED = "as_returned"
 OPTIONS = {
@@ -85,7 +86,7 @@ ACCEPTS = Accepts(
         Optimizer,
         kind=Only("sgd", "adam", "adamw", "muon"),
         impl=Only("forloop", "foreach", "fused", because="the optimizer is torch.optim's"),
-        schedule=Only(*SCHEDULES),
+        schedule=Only(*TORCH_SCHEDULES, because="torch has classes for these"),
         tensor_lr=Only(False, True),
         groups=Only("model", "one"),
         clip=Anything(),

@@ -19,8 +19,7 @@ from shardproof.oracle.contract import Clause
 from shardproof.oracle.inputs import PreciseState
 from shardproof.program import expand
 from shardproof.scenario import Mesh, Scenario
-from shardproof.systems.transformer_engine.switches import FP8_BOUND, NO_EXTRA_STATE, is_quantised
-from shardproof.systems.transformer_engine.tags import parallel_tags
+from shardproof.systems.transformer_engine.switches import FP8_BOUND, NO_EXTRA_STATE, TAGS, is_quantised
 
 
 class TransformerEngineContract(FusedAdamContract):
@@ -122,6 +121,21 @@ class TransformerEngineContract(FusedAdamContract):
     def keeps_remainders(self, scenario: Scenario) -> bool:
         """Whether FusedAdam keeps only the low 16 bits of a bf16 parameter's master, and not all of it."""
         return REMAINDERS in scenario.options
+
+
+def parallel_tags(scenario: Scenario, mesh: Mesh) -> dict[str, int]:
+    """Name of each parameter that a tensor-parallel layer must mark as a part of a whole (`tensor_model_parallel`) →
+    the dim that is cut (`partition_dim`). Empty where a scenario does not record marks.
+
+    Megatron reads the marks wherever it takes a norm over all gradients, or reduces them. A shard without a mark counts
+    as a replica, and is left out on all ranks but the first; a replica with a mark is counted once on every rank.
+    Neither raises. Source: megatron.core.tensor_parallel.param_is_not_tensor_parallel_duplicate, TransformerEngine
+    `set_tensor_model_parallel_attributes`.
+    """
+    if TAGS not in scenario.options or mesh.tp == 1:
+        return {}
+    dims = {param.fqn: param.spec.tp_dim for param in model_spec(scenario.model).unique_params}
+    return {fqn: dim for fqn, dim in dims.items() if dim is not None}
 
 
 CONTRACT = TransformerEngineContract()

@@ -40,7 +40,8 @@ from shardproof.mechanisms.megatron.rank import importing
 from shardproof.mechanisms.megatron.rank.observe import Owner, observe
 from shardproof.mechanisms.megatron.rank.state import TrainState, local_box, release
 from shardproof.mechanisms.megatron.rank.streams import Streams
-from shardproof.mechanisms.megatron.switches import BUCKET_SIZE, OVERRIDE, SCHEDULE_STEPS, decay_of
+from shardproof.mechanisms.megatron.switches import BUCKET_SIZE, OVERRIDE
+from shardproof.mechanisms.param_scheduler import asked
 from shardproof.mechanisms.probe_module import TORCH_DTYPE, Box, Probe, Slot, local_part
 from shardproof.observe.record import Record
 from shardproof.oracle.contract import half_dtype
@@ -361,13 +362,9 @@ def _overrides(groups: Any, group: Callable[[Any], int], decays: Callable[[int],
 def _scheduler(optimizer: Any, ask: Optimizer, *, override: bool) -> Any:
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    style, rising = decay_of(ask.schedule)
     return OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0, max_lr=ask.lr, min_lr=0.0, lr_warmup_steps=rising, lr_decay_steps=SCHEDULE_STEPS,
-        lr_decay_style=style,
-        start_wd=ask.weight_decay, end_wd=ask.weight_decay, wd_incr_steps=SCHEDULE_STEPS, wd_incr_style="constant",
-        use_checkpoint_opt_param_scheduler=not override, override_opt_param_scheduler=override,
+        optimizer, **asked(ask.schedule, ask.lr, ask.weight_decay), use_checkpoint_opt_param_scheduler=not override,
+        override_opt_param_scheduler=override,
     )  # fmt: skip
 
 

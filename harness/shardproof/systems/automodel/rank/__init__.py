@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from shardproof.emulation import cpu_for_cuda
 from shardproof.emulation.used_symbols import used_symbols
 from shardproof.layout import Box as ShardBox
+from shardproof.mechanisms.param_scheduler import OWN_SCHEDULES, asked
 from shardproof.mechanisms.probe_module import TORCH_DTYPE
 from shardproof.models import NamedParam, draws
 from shardproof.observe.generators import KEEP, SEED_OF_A_BUILD
 from shardproof.observe.record import Record
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
-from shardproof.scenario import Scenario
+from shardproof.scenario import Optimizer, Scenario
 from shardproof.systems.automodel.models import REAL, REAL_LLAMA
 from shardproof.systems.automodel.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from shardproof.torch_loop.loop import ProbeParallel, TorchRank, TrainState, context_of, rehearse
@@ -126,13 +127,46 @@ class Rank(TorchRank):
     def _reshard(self) -> bool | None:
         return {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]
 
+    def param_groups(self, ask: Optimizer) -> list[dict[str, Any]]:
+        """Under the library's own schedule groups carry multiples of the optimizer's settings, as its recipes make
+        them (`param_group_overrides`)."""
+        groups = super().param_groups(ask)
+        if ask.schedule not in OWN_SCHEDULES or len(groups) == 1:
+            return groups
+        shares = [(g.lr_scale, 1.0 if g.weight_decay is None else 0.0) for g in self.spec.groups]
+        return [
+            {"params": group["params"]} | ({"lr_mult": rate, "wd_mult": decay} if index else {})
+            for index, (group, (rate, decay)) in enumerate(zip(groups, shares, strict=True))
+        ]
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The library's own schedule, made as a recipe makes it: from the first group's settings."""
+        if (name := self.scenario.optimizer.schedule) not in OWN_SCHEDULES:
+            return super().make_scheduler(optimizer)
+        first = optimizer.param_groups[0]
+        return library().OptimizerParamScheduler(optimizer, **asked(name, first["lr"], first["weight_decay"]))
+
+    def step_schedule(self) -> None:
+        if self.scenario.optimizer.schedule in OWN_SCHEDULES:
+            own: Any = self.state.scheduler
+            own.step(1)
+        else:
+            super().step_schedule()
+
+    def schedule_records(self, op: Op) -> Iterator[Record]:
+        if self.scenario.optimizer.schedule in OWN_SCHEDULES:
+            own: Any = self.state.scheduler
+            yield self.integer(op, "scheduler", "last_epoch", own.num_steps)
+        else:
+            yield from super().schedule_records(op)
+
     def save(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
         keeper = self._keeper(path)
         if self.generators:
             library().save_generators(keeper, self.generators, path)
         keeper.save_model(self.state.model, str(path))
-        keeper.save_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
+        keeper.save_optimizer(self.state.optimizer, self.state.model, str(path), self._schedules())
 
     def load(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
@@ -140,7 +174,12 @@ class Rank(TorchRank):
         if self.generators:
             library().load_generators(keeper, self.generators, path)
         self.load_model_only(op)
-        keeper.load_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
+        keeper.load_optimizer(self.state.optimizer, self.state.model, str(path), self._schedules())
+
+    def _schedules(self) -> Any:
+        """What the checkpointer is given: a recipe's list of the library's own schedules, or torch's schedule."""
+        own, name = self.state.scheduler, self.scenario.optimizer.schedule
+        return [own] if name in OWN_SCHEDULES else own
 
     def load_model_only(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)

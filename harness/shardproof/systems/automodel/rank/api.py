@@ -18,6 +18,7 @@ from nemo_automodel.components.checkpoint.checkpointing import Checkpointer, Che
 from nemo_automodel.components.distributed import config as strategies
 from nemo_automodel.components.distributed import parallelizer, parallelizer_utils
 from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.optim.scheduler import OptimizerParamScheduler as OptimizerParamScheduler
 from nemo_automodel.components.training.rng import StatefulRNG
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy

@@ -23,7 +23,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
 from shardproof.mechanisms.megatron.rank.model import GPT_FFN, GPT_HEADS, GPT_HIDDEN, GPT_POSITIONS, GPT_VOCABULARY
 from shardproof.mechanisms.megatron.rank.state import TrainState
-from shardproof.mechanisms.megatron.switches import SCHEDULE_STEPS
+from shardproof.mechanisms.param_scheduler import STEPS
 from shardproof.oracle.contract import half_dtype
 from shardproof.scenario import Scenario
 
@@ -61,7 +61,7 @@ def _config(state: TrainState, checkpoint: dict[str, Any]) -> Any:
         train=config.TrainingConfig(
             micro_batch_size=1,
             global_batch_size=state.mesh.dp * scenario.microbatches,
-            train_iters=SCHEDULE_STEPS,
+            train_iters=STEPS,
         ),
         model=GPTModelProvider(
             num_layers=1, hidden_size=GPT_HIDDEN, num_attention_heads=GPT_HEADS, ffn_hidden_size=GPT_FFN,

@@ -211,8 +211,7 @@ class Optimizer:
             )
 
     def at_build(self, init_seed: int) -> Optimizer:
-        """The hyperparameters that a build starts with: these at the first build, others at every later one, so that a
-        load that does not restore them is seen."""
+        """What a build starts with: these at the first, others at every later one, so that what is not loaded shows."""
         if init_seed == 0:
             return self
         return replace(
@@ -223,6 +222,7 @@ class Optimizer:
             beta2=self.beta2 / 2,
             eps=self.eps * 2,
             momentum=self.momentum / 2,
+            loss_scale=self.loss_scale / 2 if self.loss_scale > 1 else self.loss_scale,
         )
 
     def __str__(self) -> str:

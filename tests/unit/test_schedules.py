@@ -128,11 +128,11 @@ def test_a_schedule_that_was_loaded_goes_on_at_the_runs_own_rates(at_once: bool)
 
 def test_deepspeeds_schedules_are_what_its_classes_say() -> None:
     """Written down from the formulas of deepspeed/runtime/lr_schedules.py, 0.19.8."""
-    assert [deepspeed.share("linear", steps) for steps in range(11)] == [
+    assert [deepspeed.share("linear", steps).rate for steps in range(11)] == [
         0.0, 0.0, 0.5, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0
     ]  # fmt: skip
-    assert [deepspeed.share("cosine", steps) for steps in (0, 1, 2, 8, 9)] == [0.0, 0.25, 0.625, 0.0625, 0.0625]
-    assert [deepspeed.share("warmup", steps) for steps in (0, 1, 2, 5, 6)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert [deepspeed.share("cosine", steps).rate for steps in (0, 1, 2, 8, 9)] == [0.0, 0.25, 0.625, 0.0625, 0.0625]
+    assert [deepspeed.share("warmup", steps).rate for steps in (0, 1, 2, 5, 6)] == [0.0, 0.0, 0.5, 1.0, 1.0]
     assert deepspeed.asked_schedule("linear", [0.5, 0.25])["params"]["warmup_max_lr"] == [0.5, 0.25]
     with pytest.raises(ValueError, match="no schedule 'halve' of its own"):
         deepspeed.share("halve", 1)

@@ -128,8 +128,7 @@ class Contract:
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
         """The dynamic loss scale that training runs under."""
-        initial = scenario.optimizer.loss_scale
-        return LossScale(initial, torch=True) if initial else None
+        return LossScale(torch=True) if scenario.optimizer.loss_scale else None
 
     def clip(self, scenario: Scenario) -> Clip | None:
         """How gradients are clipped by their global norm."""
@@ -333,7 +332,10 @@ class Contract:
     def build(self, scenario: Scenario, mesh: Mesh, init_seed: int) -> Build:
         """What a build on a mesh makes. init_seed: `Op.init_seed`."""
         parameters = self.parameters(scenario, mesh)
-        return Build(init_seed, parameters, self._buffers(scenario, mesh), self._groups(scenario, mesh, init_seed))
+        return Build(
+            init_seed, parameters, self._buffers(scenario, mesh), self._groups(scenario, mesh, init_seed),
+            scale=self.at_build(scenario, init_seed).loss_scale,
+        )  # fmt: skip
 
     def _buffers(self, scenario: Scenario, mesh: Mesh) -> tuple[Buffer, ...]:
         return tuple(

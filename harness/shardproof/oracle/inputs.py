@@ -141,7 +141,8 @@ class Group:
 @dataclass(frozen=True)
 class Build:
     """What one `build` of the program makes. seed: number of the initialisation, so that no two builds start equal.
-    kind, tensor_lr: of its optimizer, where that is another one than the run's (`Stepper`); else empty and None."""
+    kind, tensor_lr: of its optimizer, where that is another one than the run's (`Stepper`); else empty and None. scale:
+    what its loss scale starts at, where there is one (`Inputs.scale`)."""
 
     seed: int
     parameters: tuple[Parameter, ...]
@@ -149,13 +150,14 @@ class Build:
     groups: tuple[Group, ...]
     kind: str = ""
     tensor_lr: bool | None = None
+    scale: float = 0.0
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.seed, self.parameters, self.buffers, self.groups, self.kind, self.tensor_lr))
+        return hash((self.seed, self.parameters, self.buffers, self.groups, self.kind, self.tensor_lr, self.scale))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -241,7 +243,6 @@ class LossScale:
       LossScale, overflow: bool)`; each counts one step.
     """
 
-    initial: float
     torch: bool
     window: int = 2
     hysteresis: int | None = None

@@ -15,9 +15,9 @@ class CountedScaler:
     """scale: the loss scale. growth: steps without overflow since it grew. hysteresis: overflows it can still bear;
     None where the rule has none."""
 
-    def __init__(self, rule: LossScale) -> None:
+    def __init__(self, rule: LossScale, initial: float) -> None:
         self.rule = rule
-        self.scale, self.growth, self.hysteresis = rule.initial, 0, rule.hysteresis
+        self.scale, self.growth, self.hysteresis = initial, 0, rule.hysteresis
 
     def update(self, *, overflow: bool) -> None:
         """Update the loss scale after one step, by the library's rule for overflow and growth."""

@@ -122,8 +122,8 @@ class _Model:
         if rule is None:
             return None
         if not rule.torch:
-            return CountedScaler(rule)
-        scaler = torch.amp.GradScaler(self.device.type, init_scale=rule.initial, growth_interval=rule.window)
+            return CountedScaler(rule, self.build.scale)
+        scaler = torch.amp.GradScaler(self.device.type, init_scale=self.build.scale, growth_interval=rule.window)
         scaler.scale(torch.zeros((), device=self.device))
         return scaler
 

@@ -166,7 +166,7 @@ class Session:
             shards.weights = empty(shards.stepped.shape, mask) if mask.any() else None
         self.quantise()
         if self.inputs.scale:
-            self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
+            self.scaler = Scaler(self.of_build.scale, 0, self.inputs.scale.hysteresis)
         if self.inputs.schedule != "none":
             self.schedule = begin(self.inputs.schedule, self.groups, self.inputs.share)
 

@@ -128,7 +128,7 @@ class TorchRank:
         self.shard(root)
         self.params = self.held_parameters(root)
         optimizer = self.make_optimizer(op.init_seed)
-        self.state = TrainState(root, optimizer, self.make_scheduler(optimizer), self.make_scaler())
+        self.state = TrainState(root, optimizer, self.make_scheduler(optimizer), self.make_scaler(op.init_seed))
 
     def step(self, op: Op) -> None:
         """One optimizer step: all microbatches, unscaling, clipping, update, schedule."""
@@ -275,9 +275,9 @@ class TorchRank:
         """Build the learning-rate schedule that the scenario's `optimizer` axis names; None for a constant rate."""
         return torch_schedule(self.scenario.optimizer.schedule, optimizer)
 
-    def make_scaler(self) -> torch.amp.GradScaler | None:
+    def make_scaler(self, init_seed: int) -> torch.amp.GradScaler | None:
         """The dynamic loss scaler, if there is one."""
-        scale = self.scenario.optimizer.loss_scale
+        scale = self.contract.at_build(self.scenario, init_seed).loss_scale
         return torch.amp.GradScaler(self.scenario.device, init_scale=scale, growth_interval=2) if scale else None
 
     # Hooks: one step

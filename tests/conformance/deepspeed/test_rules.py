@@ -15,11 +15,11 @@ from shardproof.systems.deepspeed import clipping, reference
 from shardproof.systems.deepspeed.contract import DIRECT_CLIPPING, INVERSE_CLIPPING, STABLE_INTERVALS, WINDOW
 from shardproof.systems.deepspeed.scaler import count
 
-RULE = LossScale(1024.0, torch=False, window=WINDOW, hysteresis=2, minimum=1.0, rule=STABLE_INTERVALS)
+RULE = LossScale(torch=False, window=WINDOW, hysteresis=2, minimum=1.0, rule=STABLE_INTERVALS)
 
 
 def test_the_step_after_a_whole_window_doubles_the_scale() -> None:
-    scaler = CountedScaler(RULE)
+    scaler = CountedScaler(RULE, 1024.0)
     scales = []
     for _ in range(6):
         count(scaler, overflow=False)
@@ -28,7 +28,7 @@ def test_the_step_after_a_whole_window_doubles_the_scale() -> None:
 
 
 def test_an_overflow_takes_one_of_the_hysteresis_first() -> None:
-    scaler = CountedScaler(RULE)
+    scaler = CountedScaler(RULE, 1024.0)
     seen = []
     for _ in range(3):
         count(scaler, overflow=True)
@@ -38,7 +38,7 @@ def test_an_overflow_takes_one_of_the_hysteresis_first() -> None:
 
 @given(st.lists(st.booleans(), max_size=20))
 def test_twin_and_reference_count_alike(overflows: list[bool]) -> None:
-    twin, other = CountedScaler(RULE), SimpleNamespace(scale=1024.0, growth_tracker=0, hysteresis_tracker=2)
+    twin, other = CountedScaler(RULE, 1024.0), SimpleNamespace(scale=1024.0, growth_tracker=0, hysteresis_tracker=2)
     for overflow in overflows:
         count(twin, overflow=overflow)
         reference.count_scale(other, RULE, overflow)

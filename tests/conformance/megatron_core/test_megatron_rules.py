@@ -125,8 +125,8 @@ def test_the_loss_scale_is_dynamic_in_fp16_only() -> None:
     assert CONTRACT.loss_scale(scaled) is None
     assert CONTRACT.loss_scale(scenario(scaled, dtype="mixed/master=fp32")) is None
     own = CONTRACT.loss_scale(scenario(scaled, dtype="mixed_fp16/master=fp32"))
-    assert own == LossScale(8.0, torch=False, window=2, hysteresis=2, minimum=1.0)
-    assert contract_of(replace(scaled, system="reference")).loss_scale(scaled) == LossScale(8.0, torch=True)
+    assert own == LossScale(torch=False, window=2, hysteresis=2, minimum=1.0)
+    assert contract_of(replace(scaled, system="reference")).loss_scale(scaled) == LossScale(torch=True)
     assert CONTRACT.loss_scale(scenario(dtype="fp16/master=fp32")) is None
 
 
@@ -200,11 +200,11 @@ def test_a_tie_is_rounded_away_from_zero_by_both_oracles(sign: float) -> None:
 # --- the loss scale ------------------------------------------------------------------------------------------
 
 
-RULE = LossScale(8.0, torch=False, window=2, hysteresis=2, minimum=1.0)
+RULE = LossScale(torch=False, window=2, hysteresis=2, minimum=1.0)
 
 
 def test_the_loss_scale_bears_one_overflow() -> None:
-    scaler = CountedScaler(RULE)
+    scaler = CountedScaler(RULE, 8.0)
     history = []
     for overflow in (False, True, True, True, False, False, True, True):
         scaler.update(overflow=overflow)
@@ -222,7 +222,7 @@ def test_the_loss_scale_bears_one_overflow() -> None:
 
 
 def test_the_loss_scale_is_never_below_1() -> None:
-    scaler = CountedScaler(replace(RULE, initial=1.0))
+    scaler = CountedScaler(RULE, 1.0)
     for _ in range(5):
         scaler.update(overflow=True)
     assert scaler.scale == 1.0

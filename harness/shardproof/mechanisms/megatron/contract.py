@@ -97,10 +97,9 @@ class MegatronContract(FusedAdamContract):
         return SHARE
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
-        initial = scenario.optimizer.loss_scale
-        if not initial or half_dtype(scenario.dtype) != "fp16":
+        if not scenario.optimizer.loss_scale or half_dtype(scenario.dtype) != "fp16":
             return None
-        return LossScale(initial, torch=False, window=WINDOW, hysteresis=HYSTERESIS, minimum=1.0)
+        return LossScale(torch=False, window=WINDOW, hysteresis=HYSTERESIS, minimum=1.0)
 
     def clip(self, scenario: Scenario) -> Clip | None:
         bound = scenario.optimizer.clip

@@ -128,11 +128,9 @@ class DeepSpeedContract(Contract):
         return scenario.checkpoint == "universal"
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
-        initial = scenario.optimizer.loss_scale
-        if not initial or scenario.dtype.storage != "fp16":
+        if not scenario.optimizer.loss_scale or scenario.dtype.storage != "fp16":
             return None
         return LossScale(
-            initial,
             torch=False,
             window=WINDOW,
             hysteresis=hysteresis(scenario),

@@ -38,7 +38,7 @@ from shardproof.observe.record import LIVE, Record
 from shardproof.observe.settings import SETTING, settings_of
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
-from shardproof.scenario import Scenario
+from shardproof.scenario import Optimizer, Scenario
 from shardproof.systems.deepspeed.accepts import (
     BOUNDARY,
     COALESCED,
@@ -154,7 +154,7 @@ class Rank(TorchRank):
         self.params = self.held_parameters(root)
         optimizer = self.make_optimizer(op.init_seed)
         optimizer.register_step_pre_hook(self._see_gradients)
-        own = config(self.scenario)
+        own = config(self.scenario, self.contract.at_build(self.scenario, op.init_seed))
         if (name := self.scenario.optimizer.schedule) in OWN_SCHEDULES:
             kept = [group for group in optimizer.param_groups if group["params"]]  # the engine drops the others
             own["scheduler"] = asked_schedule(name, [group["lr"] for group in kept])
@@ -358,9 +358,9 @@ def convert(ranks: Path, universal: Path) -> None:
     )  # fmt: skip
 
 
-def config(scenario: Scenario) -> dict[str, Any]:
+def config(scenario: Scenario, ask: Optimizer) -> dict[str, Any]:
     """The engine's configuration for a scenario."""
-    ask, options = scenario.optimizer, scenario.options
+    options = scenario.options
     counted = BOUNDARY in options or not caller_accumulates(scenario)
     bucket = SMALL_BUCKET if SMALL_BUCKETS in options else BUCKET
     zero: dict[str, Any] = {

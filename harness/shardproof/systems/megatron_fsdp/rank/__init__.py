@@ -115,7 +115,7 @@ class Rank(TorchRank):
             self.params = self.held_parameters(self.wrapped.module)
             optimizer = megatron_fsdp.fully_shard_optimizer(self._neutral(self.make_optimizer(op.init_seed)))
         self._start(optimizer, op.init_seed)
-        self.state = TrainState(self.wrapped, optimizer, self.make_scheduler(optimizer), self.make_scaler())
+        self.state = TrainState(self.wrapped, optimizer, self.make_scheduler(optimizer), self.make_scaler(op.init_seed))
 
     @emulated
     def step(self, op: Op) -> None:

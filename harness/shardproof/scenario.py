@@ -211,7 +211,7 @@ class Optimizer:
             )
 
     def at_build(self, init_seed: int) -> Optimizer:
-        """What a build starts with: these at the first, others at every later one, so that what is not loaded shows."""
+        """A build's hyperparameters: the scenario's own at the first build, others later: a load that forgets shows."""
         if init_seed == 0:
             return self
         return replace(

@@ -23,6 +23,7 @@ PLUGINS = (
     "tests.conformance.own_adamw.hasty",
     "tests.conformance.torch_zero",
     "tests.conformance.torch_zero.forgetful",
+    "tests.conformance.torch_zero.elsewhere",
 )
 """Modules that register systems of our own making in every server of the shared laboratory."""
 

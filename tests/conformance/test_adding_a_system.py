@@ -21,13 +21,14 @@ import pytest
 from shardproof.checks.conformance import check_system
 from shardproof.errors import UsageError
 from shardproof.laboratory.laboratory import Laboratory
-from shardproof.program import PROGRAMS, expand, named_programs, provide
-from shardproof.readers.errors import CheckpointError
+from shardproof.program import PROGRAMS, named_programs, provide
+from shardproof.protocol.system import System
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict
 
 from tests.conformance import torch_zero
 from tests.conformance.torch_zero import SYSTEM
+from tests.conformance.torch_zero.elsewhere import OTHER_FILE, OTHER_KEY
 from tests.conformance.torch_zero.forgetful import FORGETFUL
 from tests.paths import PYTHONPATH
 
@@ -66,11 +67,19 @@ def test_a_load_that_forgets_the_optimizer_is_seen(laboratory: Laboratory) -> No
     assert result.verdict is Verdict.MISMATCH, (result.signature, result.reason, result.error)
 
 
-def test_its_reader_refuses_a_number_that_no_parameter_has(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    torch.save({"model": {}, "optim": {"state": {99: {"step": torch.zeros(())}}}}, tmp_path / "full.pt")
-    with pytest.raises(CheckpointError, match=r"number in the optimizer's section: given '99'; allowed: 0 to"):
-        SYSTEM.stored.read(tmp_path, expand(BASE)[3], BASE)
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("system", "missing"),
+    [(OTHER_FILE, "file .metadata: given 'none'"), (OTHER_KEY, "section: given 'state_dict'; allowed: model, optim")],
+    ids=["file", "key"],
+)
+def test_a_checkpoint_that_nobody_here_reads_is_no_failure_of_the_library(
+    laboratory: Laboratory, system: System, missing: str
+) -> None:
+    result = laboratory.examine_one(replace(BASE, system=system.name))
+    assert (result.verdict, result.differences) == (Verdict.UNKNOWN, ())
+    assert result.reason.startswith("our reader does not know this form of checkpoint: checkpoint")
+    assert missing in result.reason
 
 
 def test_a_program_has_one_meaning() -> None:
@@ -84,7 +93,7 @@ def test_a_program_has_one_meaning() -> None:
 
 
 def test_it_is_of_the_size_that_the_page_says() -> None:
-    files = [path for path in PACKAGE.glob("*.py") if "forgetful" not in path.name]
+    files = [path for path in PACKAGE.glob("*.py") if not path.name.startswith(("forgetful", "elsewhere"))]
     assert {path.stem for path in files} == {"__init__", "accepts", "contract", "stored", "rank", "models", "rules"}
     assert sum(len(path.read_text().splitlines()) for path in files) < MOST_LINES
     default = Scenario(system=SYSTEM.name)
@@ -99,7 +108,9 @@ def test_it_is_of_the_size_that_the_page_says() -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder on no path of ours with the package as a distribution that names it in its entry points."""
     site = tmp_path_factory.mktemp("site")
-    shutil.copytree(PACKAGE, site / "zero_plugin", ignore=shutil.ignore_patterns("__pycache__", "forgetful*"))
+    shutil.copytree(
+        PACKAGE, site / "zero_plugin", ignore=shutil.ignore_patterns("__pycache__", "forgetful*", "elsewhere*")
+    )
     info = site / "zero_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zero-plugin\nVersion: 1.0\n")

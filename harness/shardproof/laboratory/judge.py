@@ -54,6 +54,7 @@ from shardproof.program import BLIND, LOADS, WRITES, Op, expand
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import System
 from shardproof.readers.errors import CheckpointError, UnfamiliarError
+from shardproof.readers.numbered import named
 from shardproof.readers.stored import TorchStored
 from shardproof.reference import system as reference
 from shardproof.result import differences_to_json, explanations_to_json
@@ -462,7 +463,9 @@ def _read_written(
         if op.kind not in WRITES:
             continue
         try:
-            records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, scenario_during(case.scenario, op))
+            path, groups = Path(paths[str(op.checkpoint)]), case.inputs.groups_at(op.index)
+            found = case.system.stored.read(path, op, scenario_during(case.scenario, op))
+            records += named(found, groups, by_parameter=case.inputs.owner_groups, origin=str(path))
         except CheckpointError as error:
             if isinstance(error, UnfamiliarError):
                 unfamiliar.append(str(error))

@@ -25,6 +25,7 @@ from shardproof.observe.record import WRITTEN
 from shardproof.observe.settings import UNKNOWN
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
+from shardproof.readers.stored import TorchStored
 from shardproof.versions import is_version, split_cures
 
 _LABEL = re.compile(r"[+.](git|path)\.")
@@ -45,10 +46,16 @@ def on_head(info: System, version: str) -> bool:
     return is_version(public) and not package_of(info).declares(public)
 
 
+def reads_as_torch(info: System) -> bool:
+    """Whether a system is a plugin's that has no reader of its own: what torch's reader does not know in its
+    checkpoints, nobody here has ever seen."""
+    return not info.home.startswith("shardproof.") and type(info.stored) is TorchStored
+
+
 def without_reader_misfits(
     unfamiliar: Sequence[str], differences: Iterable[Difference]
 ) -> tuple[str, tuple[Difference, ...]]:
-    """What our reader did not know on a head, as one line, and the differences without it; an empty line where it knew
+    """What our reader did not know, as one line, and the differences without it; an empty line where it knew
     everything.
 
     Args:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardproof.errors import HarnessError, MisfitError
-from shardproof.laboratory.misfits import on_head, without_reader_misfits
+from shardproof.laboratory.misfits import on_head, reads_as_torch, without_reader_misfits
 from shardproof.ownership import in_one_line
 from shardproof.program import expand, sessions
 from shardproof.protocol.system import System
@@ -57,8 +57,11 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
     explanations = explanations_from_json(trial.judgement["explanations"])
     distrust, misfit = trial.judgement["distrust"], ""
     verdict, failure = ranks_verdict(trial.outcomes)
-    if not scenario.faults and any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by")):
-        misfit, differences = without_reader_misfits(trial.judgement.get("unfamiliar", ()), differences)
+    unfamiliar = trial.judgement.get("unfamiliar", ())
+    doubted = any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by"))
+    doubted = doubted or bool(unfamiliar and reads_as_torch(info))
+    if not scenario.faults and doubted:
+        misfit, differences = without_reader_misfits(unfamiliar, differences)
         explanations = explanations if differences or failure else ()
     if distrust:
         verdict = Verdict.UNKNOWN

@@ -330,6 +330,11 @@ class Inputs:
         stepper = replace(self.stepper, kind=build.kind) if build.kind else self.stepper
         return stepper if build.tensor_lr is None else replace(stepper, tensor_lr=build.tensor_lr)
 
+    def groups_at(self, index: int) -> list[tuple[str, ...]]:
+        """The names in each param group of the build that an operation of the program works on."""
+        operation = next(operation for operation in self.operations if operation.index == index)
+        return [group.names for group in self.builds[operation.build].groups]
+
     def has_masters(self, operation: Operation) -> bool:
         """Whether masters have a definite value after an operation."""
         return not (self.masters_undefined and operation.kind == "load_model_only")

@@ -28,6 +28,10 @@ from shardproof.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, 
 STATE_ROLE = {"momentum_buffer": "momentum", "master_param": "master"}
 """Optimizer state whose role has another name; every other name is its own role."""
 
+OPTIMIZER_SECTIONS = ("optim", "optimizer")
+SECTIONS = ("model", *OPTIMIZER_SECTIONS, "extra")
+"""Sections of a checkpoint whose keys are read."""
+
 GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov")
 
 
@@ -61,7 +65,7 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
             name = key_of(rest)
             role = "extra_state" if name.endswith("_extra_state") else "buffer" if name in buffers else "param"
             yield from tensor_records(target, piece, role, name)
-        elif section == "optim":
+        elif section in OPTIMIZER_SECTIONS:
             yield from _optim(target, piece, rest)
         elif section == "extra":
             yield from extra_records(target, piece, rest)

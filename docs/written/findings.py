@@ -16,7 +16,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from shardproof.errors import UsageError
-from shardproof.issues.cures import home_of
+from shardproof.issues.cures import cures_of, home_of
 from shardproof.issues.findings import SEVERITIES, Finding, Part, Section, section_of
 from shardproof.issues.upstream_evidence import ON_A_RELEASE, REACHES
 from shardproof.protocol.registry import all_systems, system_named
@@ -197,7 +197,9 @@ def _facts(finding: Finding) -> Iterator[str]:
         yield f"**Shown by** {_names(f'regressions/{finding.system}-{name}' for name in finding.regressions)}"
     if finding.cure:
         home = home_of(system_named(finding.system), finding.cure).name
-        yield f"**Cure**: [`{finding.cure}`](../../scenarios/{home}/cures/{finding.cure}.patch)"
+        own = next(cure for cure in cures_of(system_named(home)) if cure.id == finding.cure)
+        kind = f", a {own.kind}: it {own.instead}" if own.instead else ""
+        yield f"**Cure**: [`{finding.cure}`](../../scenarios/{home}/cures/{finding.cure}.patch){kind}"
 
 
 def _public(finding: Finding) -> Iterator[str]:

@@ -51,7 +51,8 @@ class Written:
 @dataclass(frozen=True)
 class FailureDescription:
     """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
-    it is public. cure: the id of its cure, and its patch; empty without one. repaired: the release that repaired it.
+    it is public. cure: the id of its cure, and its patch; empty without one. instead: what the cure
+    does, where it is no repair (`Cure.instead`). repaired: the release that repaired it.
     trigger, reach: how a run comes to meet it, and what that takes; empty where nobody knows."""
 
     title: str
@@ -61,6 +62,7 @@ class FailureDescription:
     harm: str = ""
     cure: str = ""
     patch: str = ""
+    instead: str = ""
     repaired: str = ""
     trigger: str = ""
     reach: str = ""
@@ -90,7 +92,7 @@ def describe_failure(case: FailureCase, known: str | None, title: str = "", what
     found = describe_known_issues(system, _shown_first(case, system, known) if known else known)
     names = _cures_shown_by(system, case.scenario)
     if found and names and found.cure not in names:
-        found = replace(found, cure=names[0], patch=_patch(system, names[0]))
+        found = replace(found, cure=names[0], patch=_patch(system, names[0]), instead=_instead(system, names[0]))
     return found or FailureDescription(title or headline(case.result), what or f"It shows in {subject_of(case)}.")
 
 
@@ -121,6 +123,10 @@ def _patch(system: System, cure: str) -> str:
     return _diff(text_of(file, f"{home.name}/cures/{cure}.patch")) if cure and file.is_file() else ""
 
 
+def _instead(system: System, cure: str) -> str:
+    return next((one.instead for one in cures.available(system) if one.id == cure), "")
+
+
 def describe_known_issues(system: System, known: str | None) -> FailureDescription | None:
     """What a system's entries say of known issues, joined by `+`; None where there is none."""
     findings = _findings_of(system.name) if known else {}
@@ -138,6 +144,7 @@ def describe_known_issues(system: System, known: str | None) -> FailureDescripti
         first.novelty.harm,
         cure,
         _patch(system, cure),
+        _instead(system, cure),
         repaired_in(first.fixed or cause.fixed),
         first.novelty.trigger,
         first.novelty.reach,
@@ -288,7 +295,9 @@ def _cure(told: FailureDescription, with_it: str) -> list[str]:
     if not told.line:
         return []
     text = ["## Where it seems to lie", told.line + "."]
-    if told.patch:
+    if told.instead:
+        text.append(f"A change takes the failure away and is no proposal for a repair: it {told.instead}")
+    elif told.patch:
         text += [with_it, _code(told.patch, "diff")]
     return text
 

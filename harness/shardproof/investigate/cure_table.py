@@ -120,7 +120,7 @@ def render(system: System, versions: Sequence[str], found: dict[tuple[str, str],
     lines = [f"{system.name}: {len(every)} cures; releases here: {', '.join(versions) or 'none'}"]
     for cure in every:
         files = ", ".join(PurePosixPath(path).name for path in cure.files)
-        lines.append(f"  {cure.id:<{width}}  {cure.changed_lines:>2} lines of {files}")
+        lines.append(f"  {cure.id:<{width}}  {cure.changed_lines:>2} lines of {files}, a {cure.kind}")
         versions_by_state: dict[str, list[str]] = {}
         for version in versions:
             versions_by_state.setdefault(found[cure.id, version], []).append(version)

@@ -41,6 +41,10 @@ UNRESOLVED, CLASH = "it reads", "it changes the same lines"
 """How the reason begins where its lines are there and a name that it brings is not; where another cure came first."""
 
 _SHOWN_BY, _HIDDEN_BY = "Shown-by: ", "Hidden-by: "
+
+REPAIR, WORKAROUND, SWITCH = "repair", "workaround", "switch"
+"""What a cure is: it mends the lines that are wrong, it takes the failure away elsewhere than at its cause, or it takes
+a feature of the library away."""
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
 
 
@@ -67,13 +71,16 @@ class Cure:
     """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. others: further forms
     of it, each like `files`. shown_by: the regressions that fail without it, by name, those of other systems as
     `SYSTEM/NAME`; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the one of the cure's own
-    name. hidden_by: other cures with which those regressions pass as well, `Hidden-by: ANOTHER`."""
+    name. hidden_by: other cures with which those regressions pass as well, `Hidden-by: ANOTHER`. kind: `repair`, or
+    what a line `Workaround: SENTENCE` or `Switch: SENTENCE` says that it is instead; that sentence is `instead`."""
 
     id: str
     files: Mapping[str, tuple[Hunk, ...]]
     shown_by: tuple[str, ...]
     hidden_by: tuple[str, ...]
     others: tuple[Mapping[str, tuple[Hunk, ...]], ...] = ()
+    kind: str = REPAIR
+    instead: str = ""
 
     @property
     def changed_lines(self) -> int:
@@ -220,7 +227,12 @@ def parse(cure_id: str, text: str) -> Cure:
         UsageError: it has no hunk, or a line that no diff has.
     """
     files, *others = (_parsed(cure_id, form) for form in re.split(r"^Or:$", text, flags=re.MULTILINE))
-    return Cure(cure_id, files, _names(text, _SHOWN_BY) or (cure_id,), _names(text, _HIDDEN_BY), tuple(others))
+    kind, instead = REPAIR, ""
+    for other in (WORKAROUND, SWITCH):
+        if said := re.search(rf"^{other.capitalize()}: (.+)$", text.partition("--- ")[0], flags=re.MULTILINE):
+            kind, instead = other, said[1]
+    shown_by, hidden_by = _names(text, _SHOWN_BY) or (cure_id,), _names(text, _HIDDEN_BY)
+    return Cure(cure_id, files, shown_by, hidden_by, tuple(others), kind, instead)
 
 
 def _names(text: str, header: str) -> tuple[str, ...]:

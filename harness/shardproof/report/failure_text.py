@@ -151,6 +151,8 @@ def _cure(page: FailurePage, colour: bool) -> Iterator[str]:
     told = page.filing.description
     if told and told.patch:
         yield _paint(f"the cure {told.cure}", BOLD, colour)
+        if told.instead:
+            yield f"  This is no repair: it {told.instead}"
         yield from (f"  {_paint(line, CHANGES.get(line[:1], ''), colour)}" for line in told.patch.splitlines())
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shardproof.errors import UsageError
+from shardproof.export.issue import _cure, describe_known_issues
 from shardproof.investigate import cure_table
 from shardproof.issues import cures
 from shardproof.protocol.registry import all_systems, system_named
@@ -25,6 +26,9 @@ from shardproof.world import cure_import_hook
 
 MOST_LINES = 26
 """A cure adds and takes away no more lines than that."""
+
+NOT_REPAIRED = {"ragged-unit": "", "mixed-unit-scale": "no proposal for a repair: it takes the fused sum"}
+"""Entries of Megatron-FSDP → what the text of an issue says of a cure that is no repair."""
 
 TEXT = "".join(f"line {n}\n" for n in range(20))
 CURED_SYSTEMS = [system for system in all_systems() if cures.cures_of(system)]
@@ -203,3 +207,33 @@ def test_a_module_that_was_imported_uncured_is_an_error(tmp_path: Path) -> None:
     importlib.import_module("shardproof.entry")
     with pytest.raises(ImportError, match=r"shardproof\.entry was imported before its cure"):
         cure_import_hook.install(str(file))
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("", (cures.REPAIR, "")),
+        ("Shown-by: 1, 2\n\n", (cures.REPAIR, "")),
+        ("Workaround: puts it back.\n\n", (cures.WORKAROUND, "puts it back.")),
+        ("Shown-by: 1\nSwitch: takes it away.\n\n", (cures.SWITCH, "takes it away.")),
+    ],
+)
+def test_a_cure_says_whether_it_is_a_repair(header: str, found: tuple[str, str]) -> None:
+    own = cures.parse("c", header + patch(change(5, "Workaround: of the library's own text")))
+    assert (own.kind, own.instead) == found
+
+
+@pytest.mark.parametrize("system", CURED_SYSTEMS, ids=str)
+def test_what_is_no_repair_is_said_in_a_sentence_that_goes_on_from_it(system: System) -> None:
+    for cure in cures.cures_of(system):
+        assert (cure.kind == cures.REPAIR) == (cure.instead == "")
+        assert not cure.instead or (cure.instead[0].islower() and cure.instead.endswith(".")), cure.id
+
+
+@pytest.mark.parametrize(("name", "instead"), NOT_REPAIRED.items())
+def test_the_text_of_an_issue_proposes_repairs_alone(name: str, instead: str) -> None:
+    told = describe_known_issues(system_named("megatron-fsdp"), f"megatron-fsdp-{name}")
+    assert told is not None
+    text = "\n".join(_cure(told, "With this change it passes:"))
+    assert ("```diff" in text) == (not instead)
+    assert instead in text

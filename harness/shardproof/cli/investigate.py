@@ -152,8 +152,11 @@ def explore(
 
 
 @click.command()
-@click.argument("name", metavar="SCENARIO", shell_complete=completion.scenarios)
+@click.argument("name", metavar="SCENARIO", required=False, shell_complete=completion.scenarios)
 @click.option("--folder", type=click.Path(path_type=Path), metavar="DIR", help="Where to write  [default: exports/ID].")
+@click.option(
+    "--ready", is_flag=True, help="Export every finding that is ready to send, with a page of what was checked."
+)
 @click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")
 @options.deadline
 @options.max_world
@@ -162,8 +165,8 @@ def explore(
 @options.database
 @options.plugin
 def export(
-    name: str, folder: Path | None, cured: bool, deadline_s: float, python: str | None, clones: tuple[str, ...],
-    out: Path | None, plugins: tuple[str, ...],
+    name: str | None, folder: Path | None, ready: bool, cured: bool, deadline_s: float, python: str | None,
+    clones: tuple[str, ...], out: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Write a failure as a script of the library's own calls, and as the text of an issue.
 
@@ -173,7 +176,9 @@ def export(
     \b
     shardproof export 1a2b3c4d5e6f
     shardproof export regressions/torch-fsdp2-164929 --cured
+    shardproof export --ready --clone deepspeed=../DeepSpeed    # into exports/upstream
     """
+    from shardproof.cli.ready import export_ready
     from shardproof.export.job import export as write
     from shardproof.export.job import require_own
     from shardproof.laboratory.laboratory import Laboratory
@@ -190,6 +195,10 @@ def export(
         with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
             return laboratory.examine_one(scenario)
 
+    if ready and name is None:
+        return export_ready(folder or Path(out or "", "exports", "upstream"), examined, python, clones)
+    if ready or name is None:
+        raise UsageError.of("SCENARIO", name or "", "a scenario, or --ready without one", "shardproof export --ready")
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
     found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured)

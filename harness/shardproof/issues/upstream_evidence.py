@@ -13,6 +13,7 @@ himself; so it is bad input. The keys:
     searched = { on = "2026-11-22", queries = ["…", "…"] } # in place of upstream: what was searched, and when
     related = ["https://github.com/…/pull/8225"]           # optional: near it, and not the same defect
     doubtful = "The library says that it is not supported."  # optional: why it is not counted as found
+    ready = true                                          # optional: judged as its maintainer would; it can be sent
 
 A query is the text that was given to a search of public issue and pull-request threads, or a `git log` that ran over
 all branches and pull requests of the library's repository. Another face of a defect (`cause`) may leave out `upstream`
@@ -42,7 +43,7 @@ REACHES = {
 ON_A_RELEASE = ("default", "documented flag", "API only")
 """The reaches that count as found on a release."""
 
-NOVELTY_KEYS = ("harm", "reach", "trigger", "upstream", "also", "searched", "related", "doubtful")
+NOVELTY_KEYS = ("harm", "reach", "trigger", "upstream", "also", "searched", "related", "doubtful", "ready")
 
 WORDS = 4
 """What has fewer words is no sentence about an effect."""
@@ -61,6 +62,7 @@ class Novelty:
     * also, related: further addresses, of the same defect and of near ones.
     * searched: the day of the search, ISO 8601; empty where it is public. queries: what was searched.
     * doubtful: why it does not count as found; empty where it does.
+    * ready: whether it was judged as its maintainer would, and can be sent (`shardproof.export.ready`).
     """
 
     harm: str
@@ -72,6 +74,7 @@ class Novelty:
     searched: str = ""
     queries: tuple[str, ...] = ()
     doubtful: str = ""
+    ready: bool = False
 
     @property
     def on_a_release(self) -> bool:
@@ -99,6 +102,7 @@ def novelty_of(entry: Table) -> Novelty:
         harm=_plain(entry.text("harm")), reach=entry.text("reach"), trigger=_plain(entry.text("trigger")),
         upstream=entry.text("upstream"), also=entry.texts("also"), related=entry.texts("related"),
         searched=searched, queries=queries, doubtful=_plain(entry.text("doubtful")),
+        ready=entry.flag("ready", absent=False),
     )  # fmt: skip
 
 

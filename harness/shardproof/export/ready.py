@@ -1,0 +1,112 @@
+"""The findings that can be sent as they are: each exported into a folder of its own, and a page that says what was
+checked, when and on which release or commit.
+
+Entries of `issues.toml` say `ready = true` of a finding that was judged as its maintainer would. That was on one day.
+So nothing is sent without a new look: the script runs on the newest release and with the cure, and where a clone of the
+library is given, the scenario runs on its newest commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardproof.errors import UsageError
+from shardproof.export.case import NoExportError
+from shardproof.export.job import Exported
+from shardproof.issues.findings import Finding, section_of
+from shardproof.protocol.system import System
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
+
+HEAD = "git:HEAD"
+NOT_ASKED = "not asked: give a clone, `--clone {}=DIR`"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of one finding. script: how its script ended, in a line. release: what it ran on. main: what is seen on
+    the newest commit. sound: whether it can be sent: the script shows it, and it is not gone on that commit."""
+
+    finding: Finding
+    folder: Path
+    script: str
+    release: str
+    main: str
+    sound: bool
+
+
+def ready(systems: Iterable[System]) -> tuple[Finding, ...]:
+    """The findings whose entries say that they are ready, in the order of the systems."""
+    return tuple(f for system in systems for f in section_of(system).findings if f.novelty.ready)
+
+
+def check(
+    finding: Finding,
+    folder: Path,
+    scenario: Scenario,
+    examined: Callable[[Scenario], Result],
+    export: Callable[[Result, str, Path], Exported],
+    *,
+    cloned: bool,
+) -> Checked:
+    """Export one finding, and look whether it is still there.
+
+    Args:
+        scenario: that of its entry. cloned: whether there is a clone of its library.
+    """
+    result = examined(scenario)
+    sound, main = True, NOT_ASKED.format(finding.system)
+    try:
+        script = _ended(export(result, finding.id, folder))
+    except NoExportError as error:
+        script, sound = f"none: {str(error).partition(chr(10))[0]}", False
+    if cloned:
+        main, there = _on_main(scenario, examined, result)
+        sound = sound and there
+    return Checked(finding, folder, script, f"{result.system} {result.version}", main, sound)
+
+
+def _ended(found: Exported) -> str:
+    cured = found.together or found.cured
+    how = "" if cured is None else f"; {'passes' if cured.passes else 'DOES NOT PASS'} with the cure"
+    return f"shows it{how}"
+
+
+def _on_main(scenario: Scenario, examined: Callable[[Scenario], Result], before: Result) -> tuple[str, bool]:
+    """What the newest commit of a clone makes of a scenario, and whether the failure is there."""
+    try:
+        now = examined(replace(scenario, version=HEAD))
+    except UsageError as error:
+        return f"could not run: {str(error).partition(chr(10))[0]}", True
+    if now.verdict is Verdict.PASS:
+        return f"gone on {now.version}", False
+    same = now.verdict is before.verdict and now.failed_op == before.failed_op
+    return (f"there on {now.version}" if same else f"{now.verdict} on {now.version}: look at it"), True
+
+
+def page(rows: Sequence[Checked], today: str, folder: Path) -> str:
+    """The page, as Markdown. today: the day of the checks, ISO 8601. folder: where the page lies."""
+    lines = [
+        "# Findings to send",
+        "",
+        f"Checked on {today}. A finding is one folder with a script and the text of an issue. Search upstream once",
+        "more before you send one: the last search is as old as its row says.",
+        "",
+        "| finding | what a user has | script | on | the newest commit | public |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        novelty, own = row.finding.novelty, row.folder.relative_to(folder)
+        public = novelty.upstream or f"nothing found on {novelty.searched}"
+        name = f"[{row.finding.id}]({own}/issue.md)"
+        lines.append(f"| {name} | {novelty.harm} | {row.script} | {row.release} | {row.main} | {public} |")
+    return "\n".join(lines) + "\n"
+
+
+def entry_name(finding: Finding) -> str:
+    """The scenario of a finding's entry, as the command line names it."""
+    name = finding.name if finding.name in finding.regressions else finding.regressions[0]
+    return f"regressions/{finding.system}-{name}"

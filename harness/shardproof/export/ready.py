@@ -52,10 +52,10 @@ def check(
     *,
     cloned: bool,
 ) -> Checked:
-    """Export one finding, and look whether it is still there.
+    """Export one finding, try its script with the cure, and see whether the newest commit of the library fails too.
 
     Args:
-        scenario: that of its entry. cloned: whether there is a clone of its library.
+        scenario: the regression of the entry. cloned: whether the caller has a clone of the library.
     """
     result = examined(scenario)
     sound, main = True, NOT_ASKED.format(finding.system)
@@ -84,7 +84,7 @@ def _on_main(scenario: Scenario, examined: Callable[[Scenario], Result], before:
     if now.verdict is Verdict.PASS:
         return f"gone on {now.version}", False
     same = now.verdict is before.verdict and now.failed_op == before.failed_op
-    return (f"there on {now.version}" if same else f"{now.verdict} on {now.version}: look at it"), True
+    return (f"there on {now.version}" if same else f"{now.verdict.value} on {now.version}: look at it"), True
 
 
 def page(rows: Sequence[Checked], today: str, folder: Path) -> str:
@@ -95,7 +95,7 @@ def page(rows: Sequence[Checked], today: str, folder: Path) -> str:
         f"Checked on {today}. A finding is one folder with a script and the text of an issue. Search upstream once",
         "more before you send one: the last search is as old as its row says.",
         "",
-        "| finding | what a user has | script | on | the newest commit | public |",
+        "| finding | what a user has | script | on | newest commit of the clone | public |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -33,8 +33,8 @@ def named(
         UnfamiliarError: a number that no parameter or group has.
     """
     found = list(records)
-    listed = [r.data.decode(errors="replace").split() for r in found if r.fqn.endswith(_PARAMS)]
-    if not listed or not all(number.isdecimal() for numbers in listed for number in numbers):
+    listed = [n for r in found if r.fqn.endswith(_PARAMS) for n in r.data.decode(errors="replace").split("\n") if n]
+    if not listed or not all(map(str.isdecimal, listed)):
         return found
     names = [name for group in groups for name in group]
     return [record for each in found for record in _named(each, groups, names, by_parameter, origin)]

@@ -89,9 +89,7 @@ def pieces(path: Path) -> Iterator[Piece]:
             raise bad(f"{path}: saved value", type(root).__name__, "a dict of state, or a list of them", FORM)
         yield from _flatten((), root, 0, archive)
     else:
-        raise unfamiliar(
-            "checkpoint", str(path), "an existing directory or file", "shardproof inspect checkpoints/step100"
-        )
+        raise bad("checkpoint", str(path), "an existing directory or file", "shardproof inspect checkpoints/step100")
 
 
 def _distributed(directory: Path) -> Iterator[Piece]:

@@ -50,6 +50,12 @@ def test_a_number_that_nobody_has_is_refused(tmp_path: Path) -> None:
         named(records, GROUPS[:1], by_parameter=False, origin="here")
 
 
+def test_groups_without_a_parameter_say_nothing_of_numbers(tmp_path: Path) -> None:
+    torch.save({"optim": {"state": {}, "param_groups": [{"params": [], "lr": 0.5}]}}, tmp_path / "full.pt")
+    records = read_checkpoint(tmp_path, 3, model_spec("dense"))
+    assert named(records, [()], by_parameter=True, origin="here") == records
+
+
 def test_names_stay_as_they_are(tmp_path: Path) -> None:
     torch.save({"optim": {"state": {"a.weight": {"exp_avg": torch.ones(2)}}}}, tmp_path / "full.pt")
     records = read_checkpoint(tmp_path, 3, model_spec("dense"))

@@ -98,6 +98,12 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
     told = f"{len(found) - len(ours)} public, {len(ours)} ours, {_silent(found)} silent"
     yield f"## {len(found)} causes found on releases: {told}"
     yield ""
+    emulated, repaired = sum(f.emulated for f in ours), sum(bool(f.fixed) for f in ours)
+    yield from _wrapped(
+        f"Of the {len(ours)} that are ours, {emulated} were seen on a device that is emulated, and wait for a GPU; "
+        f"{repaired} were repaired upstream in a later release, so that somebody knew of them, whatever a search found."
+    )
+    yield ""
     yield "One row is one defect, however many scenarios show it; what another system's code causes is listed there."
     yield ""
     yield from _table(BY_REACH, list(_by_reach(every)))

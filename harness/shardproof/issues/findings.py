@@ -61,6 +61,7 @@ class Finding:
     behind: tuple[str, ...]
     cure: str
     releases: Mapping[str, str]
+    emulated: bool = False
 
     @property
     def silent(self) -> bool:
@@ -132,6 +133,7 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         behind=entry.texts("behind"),
         cure=cure_of(system, entry.text("scenario")),
         releases=dict(_release(entry, line) for line in entry.texts("releases")),
+        emulated=bool(system.emulated) and not entry.text("confirmed_on_gpu"),
         **{key: " ".join(entry.text(key).split()) for key in texts},
     )
 

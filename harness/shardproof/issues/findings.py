@@ -43,7 +43,8 @@ SEVERITIES = ("silent", "crash", "hang", "warning")
 class Finding:
     """One entry of a system's `issues.toml`, as a reader wants it.
 
-    regressions: the names of the scenarios that show it, without the system's. The other fields are the module's keys.
+    regressions: the names of the scenarios that show it, without the system's. emulated: it was seen on a device that is
+    emulated, and no GPU has confirmed it. The other fields are the module's keys.
     """
 
     id: str

@@ -392,8 +392,10 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     """
     from shardproof.issues.lookup import described, lookup, planted
     from shardproof.protocol.registry import all_systems
+    from shardproof.trainer.system import shipped
 
     load_plugins(plugins)
+    trainers = {name: str(file) for name, file in shipped().items()}
     findings, faults = lookup(words, all_systems())
     if not findings and not faults:
         allowed = "a number, an address or a word of some known defect; `shardproof known` lists them"
@@ -401,7 +403,8 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     if not words:
         print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))
         return ExitStatus.OK
-    blocks = [*map(described, findings), *map(planted, faults)]
+    told = (described(finding, trainers.get(finding.system, "")) for finding in findings)
+    blocks = [*told, *map(planted, faults)]
     print("\n\n".join("\n".join(block) for block in blocks))
     return ExitStatus.OK
 

@@ -43,8 +43,8 @@ SEVERITIES = ("silent", "crash", "hang", "warning")
 class Finding:
     """One entry of a system's `issues.toml`, as a reader wants it.
 
-    regressions: the names of the scenarios that show it, without the system's. emulated: it was seen on a device that is
-    emulated, and no GPU has confirmed it. The other fields are the module's keys.
+    regressions: the names of the scenarios that show it, without the system's. emulated: it was seen on a device that
+    is emulated, and no GPU has confirmed it. The other fields are the module's keys.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Finding:
     @property
     def name(self) -> str:
         """The id without the system's name, as the folder of regressions has it."""
-        return self.id.removeprefix(f"{self.system}-")
+        return self.id.removeprefix(f"{_stem(self.system)}-")
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,13 @@ def _regressions(system: System, issue: str, ids: Sequence[str]) -> tuple[str, .
     """The regressions whose names begin with this issue's, and with no longer one's: `2777-swap` belongs to `2777`."""
     folder = system.folder.joinpath("regressions")
     names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir()) if folder.is_dir() else []
-    own = (name for name in names if f"{system.name}-{name}".startswith(issue))
-    return tuple(name for name in own if max(_beginnings(f"{system.name}-{name}", ids), key=len) == issue)
+    own = (name for name in names if f"{_stem(system.name)}-{name}".startswith(issue))
+    return tuple(name for name in own if max(_beginnings(f"{_stem(system.name)}-{name}", ids), key=len) == issue)
+
+
+def _stem(system: str) -> str:
+    """What ids of entries begin with: the system's name, of a trainer `FILE:CLASS` that of its file."""
+    return system.partition(":")[0]
 
 
 def _beginnings(name: str, ids: Sequence[str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A number is one of an issue or a pull request, as in `megatron-core-2777` or in an upstream address, and matches whole;
 a word matches anywhere in an entry's id, texts and addresses. Public bugs that are planted in the reference as faults
-are found in the same way. Trainers of one's own have their entries beside their files, which are not looked through.
+are found in the same way. A trainer has its entries beside its file: the caller says which trainers are looked through.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ def _is_in(word: str, text: str) -> bool:
     return word.rstrip("/") in text
 
 
-def described(finding: Finding) -> Iterator[str]:
-    """Tells an entry in lines: its harm, its trigger, its public address, and commands that show the defect."""
+def described(finding: Finding, file: str = "") -> Iterator[str]:
+    """Tells an entry in lines: its harm, its trigger, its public address, and commands that show the defect. file: of
+    the trainer that the entry belongs to, which commands have to name."""
     known = finding.novelty
     yield f"{finding.id}  ({', '.join(finding.severity)}; since {finding.since}; fixed: {finding.fixed or 'no'})"
     yield f"  {known.harm}"
     yield f"  when: {known.trigger} ({known.reach})"
     yield f"  public: {known.upstream or f'not found on {known.searched}'}"
+    plugin = f" --plugin {file}" if file else ""
     for name in finding.regressions[:1]:
-        yield f"  shows it:       shardproof run regressions/{finding.system}-{name}"
+        yield f"  shows it:       shardproof run regressions/{finding.system}-{name}{plugin}"
         if finding.cure:
             cured = f"--system {finding.system}@+cured:{finding.cure}"
-            yield f"  without it:     shardproof run regressions/{finding.system}-{name} {cured}"
-        yield f"  for upstream:   shardproof export regressions/{finding.system}-{name}"
+            yield f"  without it:     shardproof run regressions/{finding.system}-{name} {cured}{plugin}"
+        yield f"  for upstream:   shardproof export regressions/{finding.system}-{name}{plugin}"
 
 
 def planted(fault: Fault) -> Iterator[str]:

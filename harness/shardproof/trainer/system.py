@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -22,9 +23,12 @@ from shardproof.protocol.accepts import Accepts, Anything, Faults, Only, Words
 from shardproof.protocol.releases import Package, Release
 from shardproof.protocol.system import System
 from shardproof.scenario import DEVICES, Scenario
+from shardproof.tables import SHIPPED
 from shardproof.trainer.described import Described, described
 
 RANK, JUDGE = "rank:Rank", "judge:serve"
+SUFFIX, ISSUES = ".shardproof", "issues.toml"
+"""Of the folder beside a trainer's file that has its data, and the file of known defects in it."""
 VARIANT = "SHARDPROOF_VARIANT"
 """The environment variable in which a server finds which trainer it is for."""
 
@@ -83,7 +87,7 @@ class TrainerSystem(System):
         """The folder `NAME.shardproof` beside the file, with `issues.toml`, `cures` and `regressions`, if there is
         one."""
         assert self.trainer is not None
-        found: Traversable = self.trainer.file.with_suffix(".shardproof")
+        found: Traversable = self.trainer.file.with_suffix(SUFFIX)
         return found
 
     @property
@@ -104,6 +108,14 @@ def register(text: str) -> TrainerSystem:
         UsageError: as `described`.
     """
     return register_described(described(text))
+
+
+def shipped() -> dict[str, Path]:
+    """Have the trainers that ship with entries of known defects known as systems: name → file, which is read and not
+    run."""
+    every = sorted(Path(str(SHIPPED / "trainers")).glob("*.py"))
+    files = [file for file in every if (file.with_suffix(SUFFIX) / ISSUES).is_file()]
+    return {register(str(file)).name: file for file in files}
 
 
 def register_described(trainer: Described) -> TrainerSystem:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from shardproof.issues.lookup import described, lookup, planted
@@ -35,6 +37,15 @@ def test_without_words_every_entry_and_no_fault() -> None:
     findings, faults = ids()
     assert len(findings) > 100
     assert not faults
+
+
+def test_trainers_that_ship_have_their_entries_looked_through() -> None:
+    command = [sys.executable, "-m", "shardproof", "known", "expert_mesh", "167178"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("expert_mesh-divided-twice")
+    named = re.search(r"shows it: +shardproof run regressions/expert_mesh-\S+ --plugin (\S+)", ran.stdout)
+    assert named is not None
+    assert Path(named[1]).is_file()
 
 
 def test_the_commands_name_scenarios_that_are_there() -> None:

@@ -43,7 +43,7 @@ def test_trainers_that_ship_have_their_entries_looked_through() -> None:
     command = [sys.executable, "-m", "shardproof", "known", "expert_mesh", "167178"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("expert_mesh-divided-twice")
-    named = re.search(r"shows it: +shardproof run regressions/expert_mesh-\S+ --plugin (\S+)", ran.stdout)
+    named = re.search(r"shows it: +shardproof run regressions/expert_mesh:\S+ --plugin (\S+)", ran.stdout)
     assert named is not None
     assert Path(named[1]).is_file()
 

@@ -200,7 +200,7 @@ def _facts(finding: Finding) -> Iterator[str]:
     if finding.behind:
         yield f"**Behind** {_names(finding.behind)}: no run reaches it before that is repaired"
     if finding.regressions:
-        yield f"**Shown by** {_names(f'regressions/{finding.system}-{name}' for name in finding.regressions)}"
+        yield f"**Shown by** {_names(finding.scenarios)}"
     if finding.cure:
         home = home_of(system_named(finding.system), finding.cure).name
         own = next(cure for cure in cures_of(system_named(home)) if cure.id == finding.cure)

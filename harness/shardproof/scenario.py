@@ -154,8 +154,8 @@ class Offload:
 DEVICES = ("cpu", "cuda")
 
 OPTIMIZER_KINDS = ("sgd", "adam", "adamw", "muon")
-SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup", "wsd", "growing_decay")
-"""Described in `shardproof.schedules`."""
+TORCH_SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup")
+SCHEDULES = (*TORCH_SCHEDULES, "wsd", "growing_decay")  # which `shardproof.schedules` describes
 OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
 
 

@@ -20,9 +20,6 @@ from typing import Any, NamedTuple
 
 from shardproof.observe.settings import line_of
 
-TORCH_SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup")
-"""Those that torch has classes for."""
-
 GROWING_DECAY = "growing_decay"
 """The schedule of a library's own that leaves the learning rate alone and writes the weight decay."""
 

@@ -11,7 +11,8 @@ from shardproof.entry import resolve
 from shardproof.mechanisms import param_scheduler
 from shardproof.reference.kernels import Hyper
 from shardproof.reference.schedule import Group, advanced, begin, lines
-from shardproof.schedules import CYCLE_STEPS, TORCH_SCHEDULES, lines_of_schedule
+from shardproof.scenario import TORCH_SCHEDULES
+from shardproof.schedules import CYCLE_STEPS, lines_of_schedule
 from shardproof.systems.deepspeed import schedule as deepspeed
 from shardproof.systems.deepspeed.contract import OWN_SCHEDULES, SHARE
 from shardproof.torch_schedules import go_on_at_own_rates, shared_schedule, torch_schedule

@@ -28,7 +28,8 @@ NOT_ASKED = "not asked: give a clone, `--clone {}=DIR`"
 @dataclass(frozen=True)
 class Checked:
     """What came of one finding. script: how its script ended, in a line. release: what it ran on. main: what is seen on
-    the newest commit. sound: whether it can be sent: the script shows it, and it is not gone on that commit."""
+    the newest commit. sound: whether it can be sent: the script shows it and passes with the cure, and that commit has
+    it still."""
 
     finding: Finding
     folder: Path
@@ -58,9 +59,10 @@ def check(
         scenario: the regression of the entry. cloned: whether the caller has a clone of the library.
     """
     result = examined(scenario)
-    sound, main = True, NOT_ASKED.format(finding.system)
+    main = NOT_ASKED.format(finding.system)
     try:
-        script = _ended(export(result, finding.id, folder))
+        exported = export(result, finding.id, folder)
+        script, sound = _ended(exported), not exported.wrong
     except NoExportError as error:
         script, sound = f"none: {str(error).partition(chr(10))[0]}", False
     if cloned:
@@ -104,9 +106,3 @@ def page(rows: Sequence[Checked], today: str, folder: Path) -> str:
         name = f"[{row.finding.id}]({own}/issue.md)"
         lines.append(f"| {name} | {novelty.harm} | {row.script} | {row.release} | {row.main} | {public} |")
     return "\n".join(lines) + "\n"
-
-
-def entry_name(finding: Finding) -> str:
-    """The scenario of a finding's entry, as the command line names it."""
-    name = finding.name if finding.name in finding.regressions else finding.regressions[0]
-    return f"regressions/{finding.system}-{name}"

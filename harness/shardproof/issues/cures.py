@@ -45,6 +45,7 @@ _SHOWN_BY, _HIDDEN_BY = "Shown-by: ", "Hidden-by: "
 REPAIR, WORKAROUND, SWITCH = "repair", "workaround", "switch"
 """What a cure is: it mends the lines that are wrong, it takes the failure away elsewhere than at its cause, or it takes
 a feature of the library away."""
+_NO_REPAIR = re.compile(f"^({WORKAROUND}|{SWITCH}): (.+)$", re.MULTILINE | re.IGNORECASE)
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
 
 
@@ -227,11 +228,9 @@ def parse(cure_id: str, text: str) -> Cure:
         UsageError: it has no hunk, or a line that no diff has.
     """
     files, *others = (_parsed(cure_id, form) for form in re.split(r"^Or:$", text, flags=re.MULTILINE))
-    kind, instead = REPAIR, ""
-    for other in (WORKAROUND, SWITCH):
-        if said := re.search(rf"^{other.capitalize()}: (.+)$", text.partition("--- ")[0], flags=re.MULTILINE):
-            kind, instead = other, said[1]
     shown_by, hidden_by = _names(text, _SHOWN_BY) or (cure_id,), _names(text, _HIDDEN_BY)
+    other = _NO_REPAIR.search(text.partition("--- ")[0])
+    kind, instead = (other[1].lower(), other[2]) if other else (REPAIR, "")
     return Cure(cure_id, files, shown_by, hidden_by, tuple(others), kind, instead)
 
 

@@ -74,6 +74,11 @@ class Finding:
         """The id without the system's name, as the folder of regressions has it."""
         return self.id.removeprefix(f"{_stem(self.system)}-")
 
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        """The scenarios that show it, as the command line names them; that of the entry is the first."""
+        return tuple(f"regressions/{self.system}-{name}" for name in self.regressions)
+
 
 @dataclass(frozen=True)
 class Part:

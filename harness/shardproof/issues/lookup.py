@@ -54,12 +54,11 @@ def described(finding: Finding, file: str = "") -> Iterator[str]:
     yield f"  when: {known.trigger} ({known.reach})"
     yield f"  public: {known.upstream or f'not found on {known.searched}'}"
     plugin = f" --plugin {file}" if file else ""
-    for name in finding.regressions[:1]:
-        yield f"  shows it:       shardproof run regressions/{finding.system}-{name}{plugin}"
+    for name in finding.scenarios[:1]:
+        yield f"  shows it:       shardproof run {name}{plugin}"
         if finding.cure:
-            cured = f"--system {finding.system}@+cured:{finding.cure}"
-            yield f"  without it:     shardproof run regressions/{finding.system}-{name} {cured}{plugin}"
-        yield f"  for upstream:   shardproof export regressions/{finding.system}-{name}{plugin}"
+            yield f"  without it:     shardproof run {name} --system {finding.system}@+cured:{finding.cure}{plugin}"
+        yield f"  for upstream:   shardproof export {name}{plugin}"
 
 
 def planted(fault: Fault) -> Iterator[str]:

@@ -58,9 +58,8 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
     distrust, misfit = trial.judgement["distrust"], ""
     verdict, failure = ranks_verdict(trial.outcomes)
     unfamiliar = trial.judgement.get("unfamiliar", ())
-    doubted = any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by"))
-    doubted = doubted or bool(unfamiliar and reads_as_torch(info))
-    if not scenario.faults and doubted:
+    on_some_head = any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by"))
+    if not scenario.faults and (on_some_head or (unfamiliar and reads_as_torch(info))):
         misfit, differences = without_reader_misfits(unfamiliar, differences)
         explanations = explanations if differences or failure else ()
     if distrust:

@@ -33,13 +33,6 @@ _STYLES = {"linear": "linear", "cosine": "cosine", "warmup": "cosine", "wsd": "W
 _RISING = {"warmup": WARMUP_STEPS, "wsd": 1}
 
 
-ARGUMENTS = frozenset(
-    {"max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style", "start_wd", "end_wd", "wd_incr_steps",
-     "wd_incr_style"}
-)  # fmt: skip
-"""Arguments of the constructor that its state dict repeats, beside the number of steps taken (`num_steps`)."""
-
-
 def asked(schedule: str, rate: str | float, decay: str | float) -> dict[str, str | float | int]:
     """The constructor's arguments for a schedule, `none` included.
 

@@ -12,9 +12,8 @@ from shardproof.models import ModelSpec
 from shardproof.observe.logical import Key, Logical
 from shardproof.observe.record import LIVE, WRITTEN, Record
 from shardproof.observe.settings import SETTING
-from shardproof.readers.errors import unfamiliar
-from shardproof.readers.pieces import TensorPiece, pieces
-from shardproof.readers.roles import SECTIONS, records_of
+from shardproof.readers.pieces import pieces
+from shardproof.readers.roles import records_of
 
 STORED_ROLES = frozenset(
     {
@@ -44,12 +43,7 @@ def read_checkpoint(path: Path, op: int, model: ModelSpec) -> list[Record]:
         CheckpointError: missing, truncated, foreign, inconsistent or hostile.
         UnfamiliarError: tensors in a section of another name, of which nothing would be read.
     """
-    found = list(pieces(path))
-    for piece in found:
-        section = piece.path[1:2] if piece.path[:1] == ("app",) else piece.path[:1]
-        if isinstance(piece, TensorPiece) and section[0] not in SECTIONS:
-            raise unfamiliar(f"{path}: section", str(section[0]), SECTIONS, '{"model": …, "optim": …, "extra": …}')
-    return list(records_of(found, op, model, str(path)))
+    return list(records_of(pieces(path), op, model, str(path)))
 
 
 def expected_written(live: Logical, model: ModelSpec, *, flat: bool) -> Logical:

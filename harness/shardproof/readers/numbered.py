@@ -17,7 +17,6 @@ from shardproof.readers.errors import unfamiliar
 T = TypeVar("T")
 
 _PARAMS = ".params"
-_OF_OPTIMIZER = frozenset({"exp_avg", "exp_avg_sq", "momentum", "step", "master"})
 
 
 def named(
@@ -44,7 +43,7 @@ def _named(
     record: Record, groups: Sequence[Sequence[str]], names: Sequence[str], by_parameter: bool, origin: str
 ) -> Iterator[Record]:
     group, _, key = record.fqn.partition(".")
-    if record.role in _OF_OPTIMIZER and record.fqn.isdecimal():
+    if record.fqn.isdecimal() and record.role not in ("param", "buffer"):
         yield record._replace(fqn=_at(names, record.fqn, origin))
     elif record.role in ("hyperparameter", SETTING) and by_parameter:
         for fqn in _at(groups, group.removeprefix("group"), origin) if key != "params" else ():

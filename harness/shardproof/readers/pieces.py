@@ -94,8 +94,9 @@ def pieces(path: Path) -> Iterator[Piece]:
 
 def _distributed(directory: Path) -> Iterator[Piece]:
     meta = directory / ".metadata"
-    if not meta.exists():
-        raise unfamiliar(f"{directory}: file .metadata", "none", "a complete distributed checkpoint", metadata.FORM)
+    if not meta.exists():  # items alone are what a save left that did not end, and no other form
+        error = bad if {file.suffix for file in directory.iterdir()} == {".distcp"} else unfamiliar
+        raise error(f"{directory}: file .metadata", "none", "a complete distributed checkpoint", metadata.FORM)
     with open_regular(meta) as file:
         items = read_metadata(file.read(MAX_BYTES + 1), str(meta))
     sizes = check_layout(directory, items)

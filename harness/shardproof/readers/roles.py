@@ -22,7 +22,7 @@ from shardproof.models import ModelSpec
 from shardproof.observe.generators import state_value
 from shardproof.observe.record import ITEMSIZE, NUMPY_NAME, WRITTEN, Record, whole
 from shardproof.observe.settings import OTHERWISE, RECORDED, SETTING, line_of
-from shardproof.readers.errors import CheckpointError, bad
+from shardproof.readers.errors import CheckpointError, bad, unfamiliar
 from shardproof.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key_of
 
 STATE_ROLE = {"momentum_buffer": "momentum", "master_param": "master"}
@@ -55,6 +55,7 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
 
     Raises:
         CheckpointError: a hyperparameter, scheduler or scaler value that is no number.
+        UnfamiliarError: tensors in a section of another name, of which nothing would be read.
     """
     target = Target(op, model, origin)
     buffers = {name for name, _ in model.buffers()}
@@ -69,6 +70,9 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
             yield from _optim(target, piece, rest)
         elif section == "extra":
             yield from extra_records(target, piece, rest)
+        elif isinstance(piece, TensorPiece):
+            form = '{"model": …, "optim": …, "extra": …}'
+            raise unfamiliar(f"{origin}: section", str((path or piece.path)[0]), SECTIONS, form)
 
 
 def _optim(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:

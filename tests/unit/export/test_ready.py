@@ -15,7 +15,7 @@ import pytest
 from shardproof.errors import UsageError
 from shardproof.export.case import NoExportError
 from shardproof.export.job import Exported
-from shardproof.export.ready import HEAD, Checked, check, entry_name, page, ready
+from shardproof.export.ready import HEAD, Checked, check, page, ready
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.result import FailedOp, Result
 from shardproof.scenario import Scenario
@@ -29,7 +29,7 @@ FAILED = Result(SCENARIO, "deepspeed", "0.19.8", Verdict.MISMATCH, failed_op=Fai
 
 def exported(passes: bool | None) -> Exported:
     cured = None if passes is None else SimpleNamespace(passes=passes)
-    return cast(Exported, SimpleNamespace(cured=cured, together=None))
+    return cast(Exported, SimpleNamespace(cured=cured, together=None, wrong=passes is False))
 
 
 def checked(on_main: Result | UsageError | None, *, script: Exported | NoExportError) -> Checked:
@@ -55,7 +55,8 @@ def test_those_that_are_ready_are_counted_findings_with_a_scenario_and_a_cure() 
     for finding in FINDINGS:
         assert finding.novelty.on_a_release, finding.id
         assert finding.cure, finding.id
-        assert entry_name(finding) in space_names()
+        assert finding.scenarios[0] in space_names()
+        assert finding.regressions[0] == finding.name
         assert system_named(finding.system).export is not None
 
 
@@ -64,6 +65,11 @@ def test_a_script_that_shows_it_can_be_sent() -> None:
     assert (row.script, row.sound) == ("shows it; passes with the cure", True)
     assert row.main == "not asked: give a clone, `--clone deepspeed=DIR`"
     assert checked(None, script=exported(None)).script == "shows it"
+
+
+def test_a_script_that_fails_with_the_cure_too_cannot() -> None:
+    row = checked(None, script=exported(False))
+    assert (row.script, row.sound) == ("shows it; DOES NOT PASS with the cure", False)
 
 
 def test_a_finding_without_a_script_cannot() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from shardproof.models import model_spec
 from shardproof.readers.checkpoint import read_checkpoint
-from shardproof.readers.errors import UnfamiliarError
+from shardproof.readers.errors import CheckpointError, UnfamiliarError
 from shardproof.readers.numbered import named
 
 GROUPS = [("fc2.weight", "fc1.weight"), ("norm.weight",)]
@@ -63,9 +63,25 @@ def test_names_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{"weight": torch.ones(2)}, {"state_dict": {"weight": torch.ones(2)}}, [{"weight": torch.ones(2)}]]
+    "content",
+    [
+        {"weight": torch.ones(2)},
+        {"state_dict": {"weight": torch.ones(2)}},
+        [{"weight": torch.ones(2)}],
+        {"app": torch.ones(2)},
+    ],
 )
 def test_tensors_of_which_nothing_would_be_read_are_a_form_that_is_unknown(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "full.pt")
-    with pytest.raises(UnfamiliarError, match=r"section: given '(weight|state_dict|0)'; allowed: model, optim"):
+    with pytest.raises(UnfamiliarError, match=r"section: given '(weight|state_dict|0|app)'; allowed: model, optim"):
+        read_checkpoint(tmp_path, 3, model_spec("dense"))
+
+
+def test_items_without_their_metadata_are_an_unfinished_save_and_no_other_form(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").touch()
+    with pytest.raises(CheckpointError, match=r"file \.metadata") as unfinished:
+        read_checkpoint(tmp_path, 3, model_spec("dense"))
+    assert not isinstance(unfinished.value, UnfamiliarError)
+    (tmp_path / "last.pt").touch()
+    with pytest.raises(UnfamiliarError, match=r"file \.metadata"):
         read_checkpoint(tmp_path, 3, model_spec("dense"))

@@ -15,6 +15,7 @@ from shardproof.program import expand
 from shardproof.scenario import FLOAT_DTYPES, Mesh, Scenario
 from shardproof.systems.automodel import pretrained
 from shardproof.systems.automodel.generators import automodel_streams
+from shardproof.versions import before
 
 
 class AutomodelContract(Contract):
@@ -47,8 +48,8 @@ class AutomodelContract(Contract):
 
     def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
         """Keys of param groups that came with 0.7, and which a checkpoint of a release before cannot have."""
-        own = scenario.optimizer.schedule in OWN_SCHEDULES
-        return ("lr_mult", "wd_mult") if own and scenario.load_version else ()
+        upgraded = scenario.load_version and before(scenario.version, "0.7")
+        return ("lr_mult", "wd_mult") if upgraded and scenario.optimizer.schedule in OWN_SCHEDULES else ()
 
     def schedule_share(self, scenario: Scenario) -> str:
         return SHARE if scenario.optimizer.schedule in OWN_SCHEDULES else ""

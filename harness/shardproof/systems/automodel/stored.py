@@ -16,7 +16,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from shardproof.mechanisms.param_scheduler import ARGUMENTS, OWN_SCHEDULES
+from shardproof.mechanisms.param_scheduler import OWN_SCHEDULES
 from shardproof.models import ModelSpec, model_spec
 from shardproof.observe.logical import Logical, Value
 from shardproof.observe.record import NUMPY_NAME, WRITTEN, Record, whole
@@ -89,10 +89,8 @@ def _pieces(path: Path, model: ModelSpec, scenario: Scenario) -> Iterator[Piece]
             yield replace(piece, path=("model", *piece.path))
     for piece in pieces(path / "optim"):
         if piece.path[:1] == ("sched",) and scenario.optimizer.schedule in OWN_SCHEDULES:
-            if piece.path[1:] == ("num_steps",):
+            if piece.path[1:] == ("num_steps",):  # the rest is what it was made with; a load that goes by it shows
                 yield replace(piece, path=("extra", "scheduler", "last_epoch"))
-            elif piece.path[-1] not in ARGUMENTS:
-                yield piece
         elif piece.path[:1] == ("sched",):
             yield replace(piece, path=("extra", "scheduler", *piece.path[1:]))
         else:

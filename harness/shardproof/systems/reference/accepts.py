@@ -20,8 +20,7 @@ from shardproof.protocol.accepts import (
     Operations,
     Parts,
 )
-from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
-from shardproof.schedules import TORCH_SCHEDULES
+from shardproof.scenario import TORCH_SCHEDULES, DTypePolicy, Offload, Optimizer, Scenario
 
 
 def _fp16_gradients(scenario: Scenario) -> bool:

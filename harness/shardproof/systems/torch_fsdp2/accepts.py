@@ -28,8 +28,7 @@ from shardproof.protocol.accepts import (
     Parts,
     Words,
 )
-from shardproof.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
-from shardproof.schedules import TORCH_SCHEDULES
+from shardproof.scenario import TORCH_SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
 
 AS_RETURNED = "as_returned"
 OPTIONS = {

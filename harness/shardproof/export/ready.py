@@ -92,7 +92,7 @@ def _on_main(scenario: Scenario, examined: Callable[[Scenario], Result], before:
 def page(rows: Sequence[Checked], today: str, folder: Path) -> str:
     """The page, as Markdown. today: the day of the checks, ISO 8601. folder: where the page lies."""
     lines = [
-        "# Findings to send",
+        "# Written by shardproof: the findings to send",
         "",
         f"Checked on {today}. A finding is one folder with a script and the text of an issue. Search upstream once",
         "more before you send one: the last search is as old as its row says.",

@@ -17,6 +17,7 @@ from shardproof.export.case import NoExportError
 from shardproof.export.job import Exported
 from shardproof.export.ready import HEAD, Checked, check, page, ready
 from shardproof.protocol.registry import all_systems, system_named
+from shardproof.report.publish import publish
 from shardproof.result import FailedOp, Result
 from shardproof.scenario import Scenario
 from shardproof.space.files import space_names
@@ -93,10 +94,12 @@ def test_the_newest_commit_is_asked_where_there_is_a_clone(now: Any, said: str, 
     assert (row.main, row.sound) == (said, sound)
 
 
-def test_the_page_says_what_was_checked_and_where_it_is_public() -> None:
+def test_the_page_says_what_was_checked_and_where_it_is_public(tmp_path: Path) -> None:
     row = Checked(FINDINGS[0], Path("out/one"), "shows it", "deepspeed 0.19.8", "there on 0.20.0", sound=True)
     text = page([row], "2026-11-28", Path("out"))
     assert "Checked on 2026-11-28." in text
     public = FINDINGS[0].novelty.upstream or f"nothing found on {FINDINGS[0].novelty.searched}"
     cells = f"| {FINDINGS[0].novelty.harm} | shows it | deepspeed 0.19.8 | there on 0.20.0 | {public} |"
     assert f"| [{FINDINGS[0].id}](one/issue.md) {cells}" in text
+    for _ in range(2):  # an earlier page is ours, and may be written over
+        assert publish(tmp_path / "index.md", text).read_text("utf-8") == text

@@ -3,10 +3,10 @@ other values.
 
 `load` names the mesh of those ranks, which every operation carries (`shardproof.program.expand`). What else may change
 is here: `load_dtype`, their dtype policy; `load_model`, their model, which has one module more or fewer;
-`load_optimizer`, the kind of their optimizer, or whether its learning rate is a tensor; and `load_version`, their
-release of the library. For example, a checkpoint of an `fp32` run from which a `bf16` run goes on is `dtype=fp32
-load_dtype=bf16`: the ranks of the first session build fp32 parameters, those of the second bf16 ones, and the load has
-to round what it reads.
+`load_optimizer`, the kind of their optimizer, or whether its learning rate is a tensor; `load_options`, the switches
+that they give the library; and `load_version`, their release of it. For example, a checkpoint of an `fp32` run from
+which a `bf16` run goes on is `dtype=fp32 load_dtype=bf16`: the ranks of the first session build fp32 parameters, those
+of the second bf16 ones, and the load has to round what it reads.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from typing import TypeVar
 
 from shardproof.axes_read import Noting
 from shardproof.models import ONE_MORE
-from shardproof.program import Op, changes, is_other
+from shardproof.program import LOAD_AXES, Op, changes, is_other
 from shardproof.scenario import Optimizer, Scenario
 from shardproof.versions import with_cures
 
 T = TypeVar("T")
+
+
+_OTHERS = {axis.removeprefix("load_") for axis in LOAD_AXES}
+
+
+def _itself(value: object) -> object:
+    return value
 
 
 def scenario_during(scenario: Scenario, op: Op) -> Scenario:
@@ -35,13 +42,13 @@ def as_loaded(scenario: Scenario) -> Scenario:
     if isinstance(scenario, Noting):
 
         def fact(axis: str, of: Callable[[object], T]) -> T:
-            if axis in ("dtype", "model") and scenario.fact(f"load_{axis}", is_other):
+            if axis in ("dtype", "model", "options") and scenario.fact(f"load_{axis}", is_other):
                 return scenario.fact(f"load_{axis}", of)
             if axis == "optimizer" and (other := scenario.load_optimizer) is not None:
                 return scenario.fact("optimizer", lambda ask: of(with_other(ask, other)))
             return of(_version(scenario)) if axis == "version" else scenario.fact(axis, of)
 
-        return Noting(lambda axis: fact(axis, lambda value: value), fact)
+        return Noting(lambda axis: fact(axis, _itself) if axis in _OTHERS else getattr(scenario, axis), fact)
     if not changes(scenario):
         return scenario
     return replace(
@@ -49,8 +56,15 @@ def as_loaded(scenario: Scenario) -> Scenario:
         dtype=scenario.load_dtype or scenario.dtype,
         model=scenario.load_model or scenario.model,
         optimizer=_optimizer(scenario),
+        options=scenario.options if scenario.load_options is None else scenario.load_options,
         version=_version(scenario),
     )
+
+
+def switches(scenario: Scenario, option: str) -> bool:
+    """Whether an option is on for the ranks that save and off for those that load, or the other way round."""
+    after = scenario.load_options
+    return after is not None and (option in scenario.options) != (option in after)
 
 
 def grows(scenario: Scenario) -> bool:

@@ -7,6 +7,9 @@ which it then refuses to print. Each would be a second text for a value, or an e
 from __future__ import annotations
 
 import re
+from typing import Any
+
+from shardproof.errors import UsageError
 
 MOST_NESTED = 20
 """How deep tables and lists may lie in each other; ours need six."""
@@ -44,3 +47,40 @@ def require_plain(value: object, depth: int = 0) -> None:
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             require_plain(item, depth + 1)
+
+
+def typed(what: str, text: str, to: type) -> Any:
+    """The boolean, number or string that a text says.
+
+    Raises:
+        UsageError: it says none. `what` is its name in the message.
+    """
+    try:
+        if to is bool:
+            return {"true": True, "false": False}[text]
+        return number(text, to) if to in (int, float) else to(text)
+    except (KeyError, ValueError):
+        raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text such as `overlap+precision_aware`, in order; none for `none`, or an empty text."""
+    return () if text == "none" else tuple(sorted(part for part in text.split("+") if part))
+
+
+def assignments(what: str, parts: list[str], allowed: tuple[str, ...], form: str) -> dict[str, str]:
+    """Name → value of parts such as `master=fp32`, each name once.
+
+    Args:
+        what: the policy that they belong to, such as `dtype`. form: what is right, such as `fp32/param=bf16`.
+
+    Raises:
+        UsageError: a part has no `=`, a name that is not allowed, or one that was there before.
+    """
+    options: dict[str, str] = {}
+    for part in parts:
+        name, separator, value = part.partition("=")
+        if not separator or name not in allowed or name in options:
+            raise UsageError.of(f"{what} option", part, [f"{a}=…" for a in allowed], form)
+        options[name] = value
+    return options

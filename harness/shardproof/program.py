@@ -257,11 +257,19 @@ def moves(scenario: Scenario) -> bool:
 
 
 def changes(scenario: Scenario) -> bool:
-    """Whether the ranks that load have another dtype policy, model, optimizer or release than those that save."""
-    return any(scenario.fact(axis, is_other) for axis in LOAD_AXES)
+    """Whether the ranks that load have another dtype policy, model, optimizer, options or release than those that
+    save. Most rules ask, so the values that are known cost no call."""
+    known = vars(scenario)
+    for axis in LOAD_AXES:
+        if axis not in known:
+            if scenario.fact(axis, is_other):
+                return True
+        elif (value := known[axis]) is not None and value != "same":
+            return True
+    return False
 
 
-LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_version")
+LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_options", "load_version")
 """The axes that are those of the ranks that load."""
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from shardproof.errors import UsageError
-from shardproof.plain_values import number
+from shardproof.plain_values import assignments, typed, words
 from shardproof.tables import SCHEMA, load_toml
 from shardproof.versions import split_cures
 
@@ -118,7 +118,7 @@ class DTypePolicy:
     @classmethod
     def parse(cls, text: str) -> DTypePolicy:
         storage, *stages = text.strip().split("/")
-        return cls(storage, **_options("dtype", stages, _DTYPE_STAGES, "fp32/param=bf16"))
+        return cls(storage, **assignments("dtype", stages, _DTYPE_STAGES, "fp32/param=bf16"))
 
 
 _DTYPE_STAGES = tuple(f.name for f in fields(DTypePolicy)[1:])
@@ -235,8 +235,8 @@ class Optimizer:
     def parse(cls, text: str) -> Optimizer:
         kind, *options = text.strip().split("/")
         types: dict[str, type] = {f.name: type(f.default) for f in fields(cls)[1:]}
-        raw = _options("optimizer", options, tuple(types), "adamw/impl=fused")
-        return cls(kind, **{k: _convert(f"optimizer {k}", v, types[k]) for k, v in raw.items()})
+        raw = assignments("optimizer", options, tuple(types), "adamw/impl=fused")
+        return cls(kind, **{k: typed(f"optimizer {k}", v, types[k]) for k, v in raw.items()})
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,7 @@ class Scenario:
     load_dtype: DTypePolicy | None = None  # dtype policy of the ranks after `reshard` or `restart`
     load_model: str | None = None  # and their model: that of the saving ranks with one more module, or one fewer
     load_optimizer: str | None = None  # and of their optimizer the kind, adam or adamw, or `tensor_lr=true` or `=false`
+    load_options: tuple[str, ...] | None = None  # and the switches that the library is given: see `options`
     load_version: str = "same"  # and their release: same, newest, or its number
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
     sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
@@ -290,8 +291,9 @@ class Scenario:
                 raise UsageError.of(axis, text, "printable characters", f"{axis}={_DEFAULTS[axis]}")
         if len(set(self.faults)) < len(self.faults):
             raise UsageError.of("faults", ",".join(self.faults), "each fault once", "stale-masters,no-op-load")
-        if tuple(sorted(set(self.options))) != self.options:
-            raise UsageError.of("options", self.options, "each option once, in order", "overlap+precision_aware")
+        for axis, given in (("options", self.options), ("load_options", self.load_options or ())):
+            if tuple(sorted(set(given))) != given:
+                raise UsageError.of(axis, given, "each option once, in order", "overlap+precision_aware")
         if self.load not in LOAD_RELATIONS:
             mesh_literal(self.load)
 
@@ -398,7 +400,7 @@ class Scenario:
 
 AXES: tuple[str, ...] = tuple(f.name for f in fields(Scenario))
 
-_WRITTEN = ("system", "version", "model", "load_model", "checkpoint", "program", "options", "faults")
+_WRITTEN = ("system", "version", "model", "load_model", "checkpoint", "program", "options", "load_options", "faults")
 """Axes whose text is not taken from a list here: a terminal must not obey what stands in them."""
 
 LOAD_RELATIONS = ("same", "grow", "shrink", "indivisible", "tp_change")
@@ -418,13 +420,14 @@ def parse_axis(axis: str, text: str) -> Any:
         "load_dtype": lambda t: None if t == "same" else DTypePolicy.parse(t),
         "load_model": lambda t: None if t == "same" else t,
         "load_optimizer": lambda t: None if t == "same" else t,
+        "load_options": lambda t: None if t == "same" else words(t),
         "mesh": Mesh.parse,
         "offload": Offload.parse,
         "optimizer": Optimizer.parse,
-        "microbatches": lambda t: _convert("microbatches", t, int),
-        "expert_parallel": lambda t: _convert("expert_parallel", t, int),
-        "seed": lambda t: _convert("seed", t, int),
-        "options": lambda t: () if t == "none" else tuple(sorted(part for part in t.split("+") if part)),
+        "microbatches": lambda t: typed("microbatches", t, int),
+        "expert_parallel": lambda t: typed("expert_parallel", t, int),
+        "seed": lambda t: typed("seed", t, int),
+        "options": words,
         "faults": lambda t: tuple(part for part in t.split(",") if part),
     }
     return parsers.get(axis, str)(text)
@@ -453,35 +456,19 @@ def mesh_literal(text: str) -> Mesh:
         raise UsageError.of("load", text, (*LOAD_RELATIONS, "a mesh RxSxT"), "shrink") from None
 
 
-def _options(what: str, parts: list[str], allowed: tuple[str, ...], form: str) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for part in parts:
-        name, separator, value = part.partition("=")
-        if not separator or name not in allowed or name in options:
-            raise UsageError.of(f"{what} option", part, [f"{a}=…" for a in allowed], form)
-        options[name] = value
-    return options
-
-
 def _one_of(what: str, value: str, allowed: tuple[str, ...], form: str) -> None:
     if value not in allowed:
         raise UsageError.of(what, value, allowed, form)
 
 
-def _convert(what: str, text: str, to: type) -> Any:
-    try:
-        if to is bool:
-            return {"true": True, "false": False}[text]
-        return number(text, to) if to in (int, float) else to(text)
-    except (KeyError, ValueError):
-        raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None
-
-
+@lru_cache(maxsize=4096)
 def value_text(axis: str, value: object) -> str:
     """The canonical text of a value of an axis."""
     if axis.startswith("load_") and value is None:
         return "same"
-    return "+".join(value) if axis == "options" and isinstance(value, tuple) else _render(value)
+    if axis == "load_options" and not value:
+        return "none"
+    return "+".join(value) if axis.endswith("options") and isinstance(value, tuple) else _render(value)
 
 
 def _render(value: object) -> str:

@@ -5,6 +5,7 @@ Every error is a `UsageError` that says where, what was given, what is allowed, 
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
@@ -139,3 +140,22 @@ def load_toml(text: str, origin: str) -> dict[str, Any]:
     if document.get("schema") != SCHEMA or type(document["schema"]) is not int:
         raise UsageError.of(f"{origin}: schema", document.get("schema"), (SCHEMA,), f"schema = {SCHEMA}")
     return document
+
+
+MOST_BYTES = 1 << 20
+"""How large a scenario file may be; the largest of ours has some thousand."""
+
+
+def read_scenario_file(path: Path, name: str) -> str:
+    """The text of a regular file; a pipe might never end, and is not read.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read.
+        UsageError: it is no regular file, or larger than any scenario file is.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise UsageError.of("scenario file", name, "a regular file, no pipe or device", "shardproof run smoke")
+    if found.st_size > MOST_BYTES:
+        raise UsageError.of("scenario file", name, f"a file of up to {MOST_BYTES} bytes", "shardproof run smoke")
+    return path.read_text("utf-8")

@@ -35,7 +35,7 @@ FOUNDATION = {
     "shardproof.errors": set(),
     "shardproof.layout": set(),
     "shardproof.verdict": set(),
-    "shardproof.plain_values": set(),
+    "shardproof.plain_values": {"shardproof.errors"},
     "shardproof.tables": {"shardproof.errors", "shardproof.plain_values"},
     "shardproof.scenario": {
         "shardproof.errors",

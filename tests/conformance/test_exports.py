@@ -49,6 +49,7 @@ BEHIND = {
     ("megatron-core", "hybrid-sharded"): "5929 raises once this one is cured",
     ("megatron-core", "1553-replicate"): "5929 raises once this one is cured",
     ("megatron-core", "plain-no-state"): "plain-load-step raises once this one is cured",
+    ("megatron-core", "int16-exchange"): "2576 raises once this one is cured",
     ("megatron-core", "shared-step"): "another defect changes the step once this one is cured",
     ("megatron-core", "4423-odd"): "4423's other face, a missing to_local, raises once this one is cured",
     ("megatron-bridge", "finetune-fp32-offload"): "Megatron-Core's refresh does nothing then: its reload-fp32-offload",
@@ -58,16 +59,21 @@ BEHIND = {
 UNWRITTEN = {
     ("torch-fsdp2", "149516"): "of their own load",
     ("torch-fsdp2", "164929-load"): "of their own load",
-    ("torch-fsdp2", "tensor-lr"): "ranks with a model or release of their own",  # docs/finding-scripts has one
-    ("torch-fsdp2", "tensor-lr-schedule"): "ranks with a model or release of their own",
+    ("torch-fsdp2", "tensor-lr"): "of their own load",  # docs/finding-scripts has one
+    ("torch-fsdp2", "tensor-lr-schedule"): "of their own load",
     ("torch-fsdp2", "190626"): "tensor parallelism in a comparison of steps",  # docs/finding-scripts has one
     ("transformer-engine", "190626"): "comparisons of steps",
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
     ("automodel", "3882"): "a learning-rate schedule",  # docs/finding-scripts has one
     ("automodel", "3882-rollback"): "a learning-rate schedule",
-    ("automodel", "multipliers"): "ranks with a model or release of their own",  # docs/finding-scripts has one
+    ("automodel", "multipliers"): "of their own load",  # docs/finding-scripts has one
     ("megatron-core", "6858"): "cannot read",
+    ("megatron-core", "remainders-as-masters"): "of their own load",
+    ("transformer-engine", "masters-as-remainders"): "of their own load",
+    ("transformer-engine", "remainders-as-masters"): "of their own load",
+    ("transformer-engine", "tensor-lr"): "of their own load",
+    ("deepspeed", "round-robin-switched"): "of their own load",  # docs/finding-scripts has one
     ("deepspeed", "universal-short-3"): "cannot read",
     ("transformer-engine", "3318"): "cannot read",
     ("transformer-engine", "143828"): "settings of param groups",

@@ -74,7 +74,10 @@ def test_a_rule_that_notes_what_it_reads_reads_the_axes_of_the_load() -> None:
     assert set(read) == {"load_dtype", "version", "load_version"}
 
 
-OTHER = {"load_dtype": "bf16", "load_model": "dense+one", "load_optimizer": "adam", "load_version": "0.16.1"}
+OTHER = {
+    "load_dtype": "bf16", "load_model": "dense+one", "load_optimizer": "adam", "load_options": "overlap",
+    "load_version": "0.16.1",
+}  # fmt: skip
 """Each axis of the ranks that load, with a value that is another one than the default scenario's."""
 
 
@@ -97,6 +100,8 @@ def test_every_axis_of_the_ranks_that_load_is_seen_by_them_and_by_rules_that_not
         ({"dtype": "bf16", "load_dtype": "bf16"}, "load-dtype-unused"),
         ({"program": "rollback", "load_dtype": "bf16"}, "load-dtype-unused"),
         ({"system": "deepspeed", "load_version": "newest", "sharding": "zero1"}, "load-version-unused"),
+        ({"program": "restart", "options": "overlap", "load_options": "overlap"}, "load-options-unused"),
+        ({"program": "rollback", "load_options": "overlap"}, "load-options-unused"),
         ({"load_dtype": "bf16", "optimizer": "adamw", "load": "grow", "mesh": "1x2x1"}, ""),
         ({"dtype": "bf16", "load_dtype": "bf16/master=fp32", "sharding": "zero1"}, "load-masters"),
         ({"load_dtype": "fp16", "optimizer": "adamw"}, "fp16-eps-load"),

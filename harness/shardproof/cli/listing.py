@@ -26,6 +26,7 @@ _AXIS_FORMS = {
     "load_dtype": "same, or a dtype policy: that of the ranks after reshard or restart",
     "load_model": "same, or the model of the ranks after reshard or restart: NAME+one for one more module, or without",
     "load_optimizer": "same, or what the optimizer has after reshard or restart: adam, adamw, tensor_lr=true|false",
+    "load_options": "same, or the options after reshard or restart: none, or words joined by +",
     "load_version": "same, or the release that the ranks have after reshard or restart: newest, or its number",
     "expert_parallel": "how many ranks share the experts out; 1 without expert parallelism",
     "sharding": "fully_shard, zero1, zero2, replicate",

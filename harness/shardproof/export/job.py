@@ -86,7 +86,9 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
         able = ", ".join(one.name for one in all_systems() if one.export_entry)
         raise NoExportError.because(result, f"{system.name} has no scripts yet; those that have: {able}")
     if changes(result.scenario):
-        raise NoExportError.because(result, "no script says how ranks with a model or release of their own load")
+        raise NoExportError.because(
+            result, "no script says how ranks with a model, options or release of their own load"
+        )
     case = case_of(result, whole=whole)
     draft: Draft = system.export(case)
     told = describe_failure(case, known, draft.title, draft.what)

@@ -316,7 +316,8 @@ class Laboratory:
         with ExitStack() as stack:
             server = stack.enter_context(self._server_of(scenario, software))
             for session in range(len(sessions(expand(scenario)))):
-                if session == 1 and scenario.load_version != "same":
+                if session == 1 and self._loads_elsewhere(scenario, software):
+                    stack.close()  # who waits for a server holds none
                     laboratory, loading, its_software = self._that_loads(scenario)
                     server = stack.enter_context(laboratory._server_of(loading, its_software))
                 outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
@@ -329,9 +330,14 @@ class Laboratory:
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
 
+    def _loads_elsewhere(self, scenario: Scenario, software: Resolved) -> bool:
+        """Whether the ranks that load need another server: of another release, or of another environment."""
+        variant = software.system.variant
+        return scenario.load_version != "same" or variant(as_loaded(scenario)) != variant(scenario)
+
     def _that_loads(self, scenario: Scenario) -> tuple[Laboratory, Scenario, Resolved]:
-        """For a scenario that loads on another release: the laboratory of that release's torch, the scenario with
-        the release as its version, and the resolved software."""
+        """For a scenario that loads elsewhere: the laboratory of its release's torch, the scenario as those ranks see
+        it, and the resolved software."""
         loading = as_loaded(scenario)
         software = self._home._environments.resolve(loading.system, loading.version)
         return self._home._beside(software) or self._home, loading, software

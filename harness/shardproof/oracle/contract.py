@@ -229,19 +229,18 @@ class Contract:
         numbers: dict[int, int] = {}
         operations: list[Operation] = []
         builds: list[Build] = []
+        stepper = self._stepper(scenario)
         for op in ops:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)
                 seen = scenario_during(scenario, op)
-                ask, own = scenario.optimizer, seen.optimizer
-                kind = own.kind if own.kind != ask.kind else ""
-                tensor = own.tensor_lr if own.tensor_lr != ask.tensor_lr else None
-                builds.append(replace(self.build(seen, op.mesh, op.init_seed), kind=kind, tensor_lr=tensor))
+                own = self._stepper(seen)
+                builds.append(replace(self.build(seen, op.mesh, op.init_seed), stepper=None if own == stepper else own))
             operations.append(Operation(op.index, op.kind, op.iteration, numbers[op.init_seed], op.checkpoint))
         ask = scenario.optimizer
         inputs = Inputs(
             seed=scenario.seed, microbatches=scenario.microbatches, device=twin_device(scenario),
-            operations=tuple(operations), builds=tuple(builds), stepper=self._stepper(scenario),
+            operations=tuple(operations), builds=tuple(builds), stepper=stepper,
             schedule=ask.schedule, scale=self.loss_scale(scenario),
             clip=self.clip(scenario),
             owner_groups=self.owner_groups, share=self.schedule_share(scenario), records_host=self.knows_host(scenario),
@@ -249,7 +248,6 @@ class Contract:
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
             skips_frozen=self.skips_frozen(scenario),
             run_keeps=tuple(n for n in self.run_keeps(scenario) if n in _KEPT),
-            masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(
             tuple(scenario_during(scenario, op).model for op in ops), tuple(op.mesh for op in ops),
@@ -273,7 +271,7 @@ class Contract:
         )
 
     def has_masters(self, scenario: Scenario, op: Op) -> bool:
-        """Whether masters have a definite value after an operation (`Inputs.masters_undefined`)."""
+        """Whether masters have a definite value after an operation (`Build.masters_undefined`)."""
         stale = op.kind == "load_model_only" and not self.load_refreshes
         return not (stale and self.masters_in_state(scenario))
 
@@ -335,6 +333,7 @@ class Contract:
         return Build(
             init_seed, parameters, self._buffers(scenario, mesh), self._groups(scenario, mesh, init_seed),
             scale=self.at_build(scenario, init_seed).loss_scale,
+            masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
 
     def _buffers(self, scenario: Scenario, mesh: Mesh) -> tuple[Buffer, ...]:
@@ -379,8 +378,8 @@ class Contract:
 
 
 OF_THE_RUN = (
-    "loss_scale", "clip", "kernels", "mixes_kernels", "precise_state", "stepper_entry", "masters_in_state",
-    "masters_in_model", "knows_host", "reference_sharding", "reference_checkpoint",
+    "loss_scale", "clip", "kernels", "mixes_kernels", "stepper_entry", "masters_in_model", "knows_host",
+    "reference_sharding", "reference_checkpoint",
 )  # fmt: skip
 """Methods of a contract whose answer holds for all operations of a run, from the first to the last."""
 

@@ -17,7 +17,7 @@ Values only: no torch, no numpy, no system.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from shardproof.grid import Grid
@@ -141,23 +141,24 @@ class Group:
 @dataclass(frozen=True)
 class Build:
     """What one `build` of the program makes. seed: number of the initialisation, so that no two builds start equal.
-    kind, tensor_lr: of its optimizer, where that is another one than the run's (`Stepper`); else empty and None. scale:
-    what its loss scale starts at, where there is one (`Inputs.scale`)."""
+    stepper: of its optimizer, where that is another one than the run's (`Inputs.stepper`); else None. scale: what its
+    loss scale starts at, where there is one (`Inputs.scale`). masters_undefined: between a load of the model alone and
+    the refresh after it no master has a definite value."""
 
     seed: int
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     groups: tuple[Group, ...]
-    kind: str = ""
-    tensor_lr: bool | None = None
+    stepper: Stepper | None = None
     scale: float = 0.0
+    masters_undefined: bool = False
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.seed, self.parameters, self.buffers, self.groups, self.kind, self.tensor_lr, self.scale))
+        return hash((self.seed, self.parameters, self.buffers, self.groups, self.stepper, self.scale))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -296,7 +297,6 @@ class Inputs:
       torch.optim, such as `weight_decay`. With `lr`, a schedule goes on from the checkpoint's step at the run's rates;
       with `initial_lr`, it does so from its next step on; with `schedule`, it is not loaded, while the groups have the
       checkpoint's rates.
-    * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
     """
 
     seed: int
@@ -314,7 +314,6 @@ class Inputs:
     zero_gradients: bool = False
     masters_in_model: bool = False
     load_refreshes: bool = False
-    masters_undefined: bool = False
     skips_frozen: bool = False
     run_keeps: tuple[str, ...] = ()
 
@@ -326,9 +325,8 @@ class Inputs:
         return hash((self.seed, self.microbatches, self.device, self.operations, self.builds, self.stepper, self.scale))
 
     def stepper_of(self, build: Build) -> Stepper:
-        """The optimizer implementation for one build, which may have a kind and a sort of learning rate of its own."""
-        stepper = replace(self.stepper, kind=build.kind) if build.kind else self.stepper
-        return stepper if build.tensor_lr is None else replace(stepper, tensor_lr=build.tensor_lr)
+        """The optimizer implementation that steps the parameters of a build."""
+        return build.stepper or self.stepper
 
     def groups_at(self, index: int) -> list[tuple[str, ...]]:
         """The names in each param group of the build that an operation of the program works on."""
@@ -337,7 +335,7 @@ class Inputs:
 
     def has_masters(self, operation: Operation) -> bool:
         """Whether masters have a definite value after an operation."""
-        return not (self.masters_undefined and operation.kind == "load_model_only")
+        return not (self.builds[operation.build].masters_undefined and operation.kind == "load_model_only")
 
     @property
     def steps_on_gpu(self) -> bool:

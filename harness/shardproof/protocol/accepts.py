@@ -130,12 +130,12 @@ class Only:
 @dataclass(frozen=True)
 class Words:
     """An axis whose value is a set of words joined by `+`, such as a system's own switches in `options`. `meaning`
-    documents every allowed word."""
+    documents every allowed word. An axis of the ranks that load may be left as it is."""
 
     meaning: Mapping[str, str] = field(hash=False)
 
-    def refuses(self, value: Sequence[str]) -> bool:
-        return not set(value) <= self.meaning.keys()
+    def refuses(self, value: Sequence[str] | None) -> bool:
+        return value is not None and not set(value) <= self.meaning.keys()
 
     @property
     def text(self) -> str:

@@ -249,7 +249,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     new = report.standings[Standing.NEW]
     for ids, n in report.resembling.items():
         of = ("it looks" if n == 1 else "all look") if n == new else f"{n} of the new {'looks' if n == 1 else 'look'}"
-        lines.append(f"{of} like known issue {ids}: `--system NAME@+cured` runs with it cured")
+        lines.append(f"{of} like known issue {ids}: {_told_by(report, ids)}")
     for one in repaired(report):
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"
@@ -261,6 +261,15 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     if page is not None:
         lines.append(f"report: {printable(str(page))}")
     return "\n".join(lines)
+
+
+def _told_by(report: Report, ids: str) -> str:
+    """How a user finds out whether a failure is the known issue that it looks like."""
+    entries = report.issues.entries_named(ids)
+    systems = {issue.system for issue in entries}
+    if len(systems) == 1 and all(issue.cure for issue in entries):
+        return f"`--system {systems.pop()}@+cured` runs with it cured"
+    return "no cure tells it from another one with this face; `--known` counts it as that issue"
 
 
 def _indented(lines: Iterable[str], spaces: int) -> list[str]:

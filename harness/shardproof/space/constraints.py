@@ -363,6 +363,13 @@ _OF_LOAD = (
         lambda s: s.load_optimizer is not None and s.optimizer.kind in ("sgd", "muon"),
     ),
     Constraint(
+        "load-options-unused",
+        "the program never goes to other ranks, or they have the saving ranks' options: load_options would repeat a "
+        "scenario",
+        lambda s: s.load_options is not None and (not moves(s) or s.load_options == s.options),
+        repeats=True,
+    ),
+    Constraint(
         "load-version-unused",
         "the program never goes to other ranks, or they have the saving ranks' release: load_version would repeat a "
         "scenario",

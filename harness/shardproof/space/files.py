@@ -36,7 +36,6 @@ settings and axes of this one over it; `leave_out = false` then leaves nothing o
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -54,7 +53,7 @@ from shardproof.protocol.releases import without_names
 from shardproof.protocol.system import System
 from shardproof.scenario import AXES, Mesh, Scenario, value_text
 from shardproof.space.defaults import completed
-from shardproof.tables import SHIPPED, Table, load_toml
+from shardproof.tables import SHIPPED, Table, load_toml, read_scenario_file
 from shardproof.versions import TREE, split_cures, with_cures
 
 WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
@@ -191,6 +190,9 @@ def load_space(name: str) -> Space:
     Raises:
         UsageError: no such file, malformed TOML, an unknown key, axis or value.
     """
+    whole, _, part = name.partition("/")
+    if part and "/" not in part and whole in space_names():
+        return _one_part(load_space(whole), part)
     text, origin = _text(name)
     document = Table(load_toml(text, origin), origin)
     document.only(("schema", "title", "space", "axes", "system", "scenario"))
@@ -203,6 +205,15 @@ def load_space(name: str) -> Space:
         return Space(name, document.text("title"), (), None, _stated(document))
     general, walks = _walks(document, name)
     return Space(name, document.table("space").text("title"), walks, general, _stated(document))
+
+
+def _one_part(space: Space, part: str) -> Space:
+    """The walks of a space that are called `part` by the systems that have one: `nightly/fsdp`."""
+    walks = tuple(walk for walk in space.walks if walk.part == part)
+    if not walks:
+        parts = sorted({f"{space.name}/{walk.part}" for walk in space.walks if walk.part})
+        raise UsageError.of("scenario name", f"{space.name}/{part}", parts, f"shardproof run {space.name}")
+    return replace(space, name=f"{space.name}/{part}", walks=walks, stated=())
 
 
 def space_names() -> list[str]:
@@ -298,7 +309,7 @@ def _text(name: str) -> tuple[str, str]:
     path = Path(name)
     if names_a_file(name):
         try:
-            return _read(path, name), name
+            return read_scenario_file(path, name), name
         except OSError as error:
             choices = f"a readable TOML file, or one of: {', '.join(_choices())}"
             raise UsageError.of(f"scenario file ({error.strerror})", name, choices, "shardproof run smoke") from None
@@ -310,10 +321,6 @@ def _text(name: str) -> tuple[str, str]:
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"
 
 
-MOST_BYTES = 1 << 20
-"""How large a scenario file may be; the largest of ours has some thousand."""
-
-
 def names_a_file(name: str) -> bool:
     """Whether a word of a command line names a scenario file: it ends in `.toml`, or there is such a file. A name that
     is too long for a file is none."""
@@ -321,21 +328,6 @@ def names_a_file(name: str) -> bool:
         return Path(name).suffix == ".toml" or Path(name).is_file()
     except (OSError, ValueError):
         return False
-
-
-def _read(path: Path, name: str) -> str:
-    """The text of a regular file; a pipe might never end, and is not read.
-
-    Raises:
-        OSError, UnicodeDecodeError: it cannot be read.
-        UsageError: it is no regular file, or larger than any scenario file is.
-    """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        raise UsageError.of("scenario file", name, "a regular file, no pipe or device", "shardproof run smoke")
-    if found.st_size > MOST_BYTES:
-        raise UsageError.of("scenario file", name, f"a file of up to {MOST_BYTES} bytes", "shardproof run smoke")
-    return path.read_text("utf-8")
 
 
 def _packaged(name: str) -> Traversable | None:

@@ -218,10 +218,10 @@ class _Problem:
     def scenarios(self, rows: Rows) -> tuple[Scenario, ...]:
         columns = list(self.values.values())
         fixed = {"system": self.walk.system, "version": self.walk.version}
-        found = (
+        found = [
             Scenario.of_checked({**fixed, **dict(zip(self.names, map(getitem, columns, row), strict=True))})
             for row in dict.fromkeys(map(tuple, rows.tolist()))
-        )
+        ]
         if not self.walk.plain or self.walk.version != CURED:
             return tuple(found)
         return tuple(replace(s, version="") if any(rule.matches(s) for rule in self.walk.plain) else s for s in found)

@@ -83,7 +83,7 @@ def test_a_file_says_that_its_failure_looks_known() -> None:
     assert report.resembling == {}
     object.__setattr__(issues, "match", lambda result: "torch-fsdp2-9")
     assert report.resembling == {"torch-fsdp2-9": 1}
-    cured = "`--system NAME@+cured` runs with it cured"
+    cured = "no cure tells it from another one with this face; `--known` counts it as that issue"
     assert f"\nit looks like known issue torch-fsdp2-9: {cured}\n" in render_text(report)
     new = next(result for result in report.results if report.resembled(result))
     for page in (render_index(report), render_failure(report, new)):

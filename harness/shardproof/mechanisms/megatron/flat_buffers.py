@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from shardproof.layout import Box, chunk
-from shardproof.mechanisms.megatron.switches import BUCKET_SIZE
+from shardproof.mechanisms.megatron.switches import BUCKET_SIZE, several_buckets
 from shardproof.models import ModelSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from shardproof.scenario import Mesh, Scenario
 
@@ -119,7 +119,7 @@ def _all(by_dtypes: dict[str, list[NamedParam]]) -> list[NamedParam]:
 def _bucket_limit(scenario: Scenario) -> int | None:
     """Elements after which a bucket is closed. None where none ever is: there is one bucket unless gradients are
     reduced as they come."""
-    several = "overlap_grad_reduce" in scenario.options and "one_bucket" not in scenario.options
+    several = several_buckets(scenario.options)
     return BUCKET_SIZE if several else None
 
 

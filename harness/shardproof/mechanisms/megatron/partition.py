@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardproof.mechanisms.megatron.switches import several_buckets
 from shardproof.models import NamedParam, storage_dtype
 from shardproof.scenario import Mesh, Scenario
 
@@ -57,7 +58,7 @@ def shards(scenario: Scenario, trained: list[NamedParam], mesh: Mesh, rank: int,
 
 def _owned(params: list[NamedParam], scenario: Scenario, mesh: Mesh, rank: int, experts: int) -> Iterator[Shard]:
     """What a rank owns of one buffer, bucket by bucket."""
-    limit = BUCKET_ELEMENTS if "overlap_grad_reduce" in scenario.options and "one_bucket" not in scenario.options else 0
+    limit = BUCKET_ELEMENTS if several_buckets(scenario.options) else 0
     bucket: list[tuple[NamedParam, int]] = []
     start = end = 0
     for param in reversed(params):

@@ -3,11 +3,14 @@ only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardproof.scenario import Optimizer, Scenario
 
 NEW_DECAY = "new_decay"
+ONE_BUCKET = "one_bucket"
+OVERLAP = "overlap_grad_reduce"
 OVERRIDE = "override_scheduler"
 TORCH_OFFLOAD = "torch_offload"
 
@@ -15,8 +18,8 @@ OPTIONS: dict[str, str] = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
     NEW_DECAY: "every later build asks for another weight decay, which a load must replace by the checkpoint's",
     "no_initialization": "layers skip their own initialisation (perform_initialization), as before a load",
-    "one_bucket": "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",
-    "overlap_grad_reduce": "DDP reduces each bucket of gradients as soon as it is ready",
+    ONE_BUCKET: "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",
+    OVERLAP: "DDP reduces each bucket of gradients as soon as it is ready",
     "overlap_offload": "the host's part of the optimizer steps parameter by parameter (overlap_cpu_optimizer_d2h_h2d)",
     OVERRIDE: "override_opt_param_scheduler: a load leaves the run its own learning rate and weight decay",
     "overlap_param_gather": "DDP gathers parameters bucket by bucket in the next forward",
@@ -28,6 +31,12 @@ OPTIONS: dict[str, str] = {
 BUCKET_SIZE = 48
 """Elements after which DDP closes a bucket: so few that even a tiny model has several. The library looks at it only
 with overlap_grad_reduce; without that, a buffer is one bucket."""
+
+
+def several_buckets(options: Sequence[str]) -> bool:
+    """Whether a tiny model's gradients fall into more than one bucket."""
+    return OVERLAP in options and ONE_BUCKET not in options
+
 
 GPT_MODEL = "gpt"
 """The model that is a real GPTModel; all others are trees of MegatronModule with hand-registered parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardproof.loading import switches
 from shardproof.models import model_spec
 from shardproof.program import UPDATES, WRITES, does, meshes, operations
 from shardproof.protocol.accepts import (
@@ -182,6 +183,30 @@ LIMITS = (
         ),
     ),
     Limit(
+        "other-alignment",
+        lambda s: switches(s, ALIGNED) and s.checkpoint == "zero" and does(s, "load"),
+        "the flat buffers of stages 1 and 2 are laid out otherwise with parameter_alignment",
+        "deepspeed/runtime/zero/stage_1_and_2.py, _load_legacy_checkpoint",
+        LibraryError(
+            "RuntimeError",
+            "The ZeRO checkpoint parameter-alignment layout does not match",
+            "load",
+            {"program": "restart", "load_options": ALIGNED, "mesh": "1x2x1"},
+        ),
+    ),
+    Limit(
+        "other-sub-groups",
+        lambda s: switches(s, SUB_GROUPS) and s.checkpoint == "zero" and does(s, "load"),
+        "under stage 3 the optimizer has a tensor for each sub-group",
+        "torch/optim/optimizer.py, load_state_dict",
+        LibraryError(
+            "ValueError",
+            "loaded state dict contains a parameter group that doesn't match",
+            "load",
+            {"program": "restart", "load_options": SUB_GROUPS, "sharding": "fully_shard", "mesh": "1x2x1"},
+        ),
+    ),
+    Limit(
         "bf16-optimizer",
         lambda s: takes_bf16_optimizer(s) and any(word in s.options for word in (*IN_BUFFERS, OVERLAP)),
         f"stage 1 in bf16 with gradients in fp32 does not read {', '.join((*IN_BUFFERS, OVERLAP))}",
@@ -266,6 +291,7 @@ ACCEPTS = Accepts(
         because="the trainable parameters are laid out at the build, so that none can be unfrozen",
     ),
     options=Words(OPTIONS),
+    load_options=Words({word: OPTIONS[word] for word in (ALIGNED, ROUND_ROBIN, SUB_GROUPS)}),
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,

@@ -3,10 +3,12 @@ its own Megatron-FSDP (`options=fsdp_*`)."""
 
 from __future__ import annotations
 
+from shardproof.loading import switches
 from shardproof.mechanisms import fused_adam
+from shardproof.mechanisms.fused_adam import PRECISION_AWARE
 from shardproof.mechanisms.megatron import limits as megatron
 from shardproof.mechanisms.megatron.limits import group_decays, has
-from shardproof.mechanisms.megatron.switches import not_exercised, variant
+from shardproof.mechanisms.megatron.switches import ONE_BUCKET, OVERLAP, not_exercised, several_buckets, variant
 from shardproof.models import NamedParam, draws, model_spec, storage_dtype
 from shardproof.program import does, load_mesh, meshes, moves
 from shardproof.protocol.accepts import Accepts, Faults, Formats, LibraryError, Limit, Only, Words
@@ -86,6 +88,27 @@ def _fsdp_reloads(scenario: Scenario) -> bool:
 def _tp_changes(scenario: Scenario) -> bool:
     target = load_mesh(scenario)
     return target is not None and target.tp != scenario.mesh.tp
+
+
+def _form(scenario: Scenario) -> str:
+    return scenario.checkpoint.partition("+")[0]
+
+
+def _gathers_masters(scenario: Scenario) -> bool:
+    return _form(scenario) in ("dp_zero", "dp_zero_gather_scatter", "fully_reshardable")
+
+
+def _wants_remainders(scenario: Scenario) -> bool:
+    """Whether ranks that keep the remainders of masters load from a checkpoint of ranks that kept masters."""
+    asked = switches(scenario, PRECISION_AWARE) and PRECISION_AWARE not in scenario.options
+    policy = scenario.dtype
+    return asked and (policy.storage, policy.master) in (("bf16", "fp32"), ("mixed", "fp32")) and does(scenario, "load")
+
+
+def _other_buckets(scenario: Scenario) -> bool:
+    """Whether the ranks that load close their buckets of gradients elsewhere than those that saved."""
+    after = scenario.load_options
+    return after is not None and several_buckets(scenario.options) != several_buckets(after) and does(scenario, "load")
 
 
 def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
@@ -238,6 +261,66 @@ LIMITS: tuple[Limit, ...] = (
         ),
     ),
     Limit(
+        "remainders-of-masters",
+        lambda s: _wants_remainders(s) and _gathers_masters(s),
+        "FusedAdam with store_param_remainders takes remainders alone, and other checkpoints have masters",
+        "megatron/core/optimizer/distrib_optimizer.py, _set_main_param_and_optimizer_states",
+        LibraryError(
+            "AssertionError",
+            "",
+            "load",
+            {"program": "restart", "load_options": PRECISION_AWARE, "dtype": "bf16/master=fp32", "mesh": "1x2x1"},
+        ),
+    ),
+    Limit(
+        "precision-aware-offloaded",
+        lambda s: switches(s, PRECISION_AWARE) and s.offload.fraction > 0 and _form(s) == "dp_reshardable",
+        "dp_reshardable holds what the hybrid optimizer keeps of each parameter, which differs with precision_aware",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_dp_reshardable",
+        LibraryError(
+            "CheckpointingException",
+            "found in the checkpoint",
+            "load",
+            {
+                "program": "restart",
+                "load_options": PRECISION_AWARE,
+                "mesh": "1x2x1",
+                "offload": "cpu",
+                "checkpoint": "dp_reshardable",
+            },
+        ),
+    ),
+    Limit(
+        "other-buckets-gathered",
+        lambda s: _other_buckets(s) and _gathers_masters(s) and _form(s) != "fully_reshardable",
+        "dp_zero formats hold each buffer with the padding of its buckets",
+        "megatron/core/optimizer/distrib_optimizer.py, load_parameter_state_from_dp_zero",
+        LibraryError(
+            "AssertionError",
+            "Number of unpadded elements must be same in current run",
+            "load",
+            {"program": "restart", "options": OVERLAP, "load_options": "none", "mesh": "1x2x1"},
+        ),
+    ),
+    Limit(
+        "other-buckets",
+        lambda s: _other_buckets(s) and _form(s) == "dp_reshardable",
+        "dp_reshardable holds a piece of each bucket",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_dp_reshardable",
+        LibraryError(
+            "CheckpointingException",
+            "Some keys found in the checkpoint are missing",
+            "load",
+            {
+                "program": "restart",
+                "options": OVERLAP,
+                "load_options": "none",
+                "mesh": "1x2x1",
+                "checkpoint": "dp_reshardable",
+            },
+        ),
+    ),
+    Limit(
         "checkpoint-since",
         _before_it_existed,
         "dp_reshardable and fully_reshardable came with 0.15",
@@ -263,6 +346,7 @@ ACCEPTS = Accepts(
     device=Only("cpu", "cuda"),
     checkpoint=Formats({name: form.switches for name, form in FORMATS.items()}),
     options=Words(OPTIONS),
+    load_options=Words({word: OPTIONS[word] for word in (ONE_BUCKET, OVERLAP, PRECISION_AWARE)}),
     faults=Faults(),
     limits=LIMITS,
     constraints=(*fused_adam.constraints(CONTRACT), *megatron.constraints(CONTRACT)),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardproof.emulation import te_choice
+from shardproof.loading import switches
 from shardproof.mechanisms import fused_adam
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
 from shardproof.mechanisms.fsdp2.formats import FORMATS
+from shardproof.mechanisms.fused_adam import REMAINDERS
 from shardproof.models import ModelSpec, draws, model_spec
-from shardproof.program import meshes, operations
+from shardproof.program import does, meshes, operations
 from shardproof.protocol.accepts import (
     EVERY_STEP,
     NUMBERS,
@@ -48,7 +50,7 @@ OPTIONS: dict[str, str] = {
     NO_EXTRA_STATE: "the layers' _extra_state is left out of checkpoints, and loads do not miss it",
     TAGS: "the marks that tensor-parallel layers leave on their parameters are observed: on a CPU before FSDP2 makes "
     "parameters of its own, with meta after reset_parameters",
-    fused_adam.REMAINDERS: "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
+    REMAINDERS: "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
 }
 """Switch of the `options` axis → what it does."""
 
@@ -114,6 +116,20 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("remainders", lambda s: "remainders" in s.options and s.dtype.storage not in ("bf16", "mixed"),
           "remainders are kept of bf16 parameters"),
+    Limit(
+        "remainders-of-masters",
+        lambda s: (
+            switches(s, REMAINDERS) and REMAINDERS not in s.options
+            and s.checkpoint.startswith("full") and does(s, "load", "load_optimizer_only")
+        ),
+        "FusedAdam with store_param_remainders takes remainders alone, and a checkpoint of another one has masters",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, set_scaled_state",
+        LibraryError(
+            "AssertionError", "", "load",
+            {"optimizer": "adamw/impl=multi_tensor/groups=one", "dtype": "bf16/master=fp32", "program": "restart",
+             "mesh": "1x2x1", "checkpoint": "full", "load_options": REMAINDERS},
+        ),
+    ),
     Limit("capturable-torch", lambda s: "capturable" in s.options and not CONTRACT.fused(s),
           "capturable is FusedAdam's switch here"),
     Limit(
@@ -252,6 +268,7 @@ ACCEPTS = Accepts(
     checkpoint=Formats({form: tuple(s for s in given if s != "ignore_frozen") for form, given in FORMATS.items()}),
     program=Operations(EVERY_STEP),
     options=Words(OPTIONS),
+    load_options=Words({word: OPTIONS[word] for word in ("capturable", REMAINDERS)}),
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,

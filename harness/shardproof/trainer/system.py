@@ -49,9 +49,9 @@ class CellWords(Words):
 
     trainer: Described
 
-    def refuses(self, value: Sequence[str]) -> bool:
+    def refuses(self, value: Sequence[str] | None) -> bool:
         """Whether one of the words is no value of an axis."""
-        parts = (word.partition("=") for word in value)
+        parts = (word.partition("=") for word in value or ())
         return not all(axis in self.trainer.axes and self.trainer.takes(axis, text) for axis, _, text in parts)
 
 

@@ -397,6 +397,7 @@ class _Twin:
             model.scheduler.step()
         for stepped in model.stepped.values():  # as zero_grad does, without a profiler's record of it
             stepped.grad = None
+            vars(stepped).pop("decoupled_grad", None)
         if not overflow:
             model.publish()
 

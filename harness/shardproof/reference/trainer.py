@@ -346,6 +346,19 @@ class Trainer:
         for names in cohorts.values():
             for name in names:
                 self.advance_step(name)
+        self.count_idle()
+
+    def count_idle(self) -> None:
+        """FusedAdam counts steps by group, and makes state for all that a group holds: a parameter without a gradient
+        has taken part in its count, with moments of zero if it never had one. torch.optim counts by parameter."""
+        for group in self.session.groups:
+            if group.hyper.impl != "multi_tensor" or group.hyper.kind == "sgd":
+                continue
+            for name in self.idle.intersection(group.names):
+                self.advance_step(name)
+        if self.idle:
+            for shards in self.session.shards:
+                self.begin_moments(shards)
 
     def advance_step(self, name: str) -> None:
         """Count one step of a parameter."""

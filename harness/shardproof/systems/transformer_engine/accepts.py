@@ -100,6 +100,14 @@ LIMITS: tuple[Limit, ...] = (
         ),
     ),
     Limit(
+        "rests-in-another-dtype",
+        lambda s: (
+            CONTRACT.fused(s) and s.load_dtype is not None and any(p.spec.idle for p in model_spec(s.model).params)
+        ),
+        "a parameter that rests in the step after a load keeps what it was loaded as, and not what its master is: no "
+        "oracle for that where the dtype of parameters is another one",
+    ),
+    Limit(
         "generators-device",
         lambda s: s.device != "cpu" and draws(s.model),
         "what a generator must hold is worked out with the emulated device's, whose numbers are not a GPU's",

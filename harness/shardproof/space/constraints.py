@@ -61,7 +61,7 @@ def _tp_change_without_effect(s: Scenario) -> bool:
 def _says_who(model: str) -> bool:
     """Whether a model decides itself which ranks use what, or counts what every rank draws."""
     spec = model_spec(model)
-    return any(p.spec.idle == "others" for p in spec.params) or any(m.draws for m in spec.modules)
+    return any(p.spec.idle in ("others", "first") for p in spec.params) or any(m.draws for m in spec.modules)
 
 
 def _trivial_divisor(s: Scenario) -> bool:
@@ -193,8 +193,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "uneven-model",
-        "the model has parameters that one rank alone uses, or draws random numbers in every forward: which ranks have "
-        "a forward is said twice",
+        "the model has parameters that one rank alone uses, or that each first microbatch leaves out, or draws random "
+        "numbers in every forward: which ranks have a forward is said twice",
         lambda s: s.grad_sync == "uneven" and _says_who(s.model),
     ),
     Constraint(

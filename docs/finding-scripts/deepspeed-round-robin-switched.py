@@ -4,8 +4,8 @@
     python deepspeed-round-robin-switched.py
 
 Two processes on a CPU, stage 2 in bf16. A run is saved, and resumed once with the setting that it had and once with
-`round_robin_gradients` switched on. Then comes one step with a learning rate of 0, which must not change a weight. Ends
-with status 1 where it does after the switch alone, with 0 where neither changes one, with 125 where anything else happens.
+`round_robin_gradients` switched on. Then comes one step with a learning rate of 0, which must not change a weight.
+Ends with status 1 where it does after the switch alone, with 0 where it never does, with 125 for anything else.
 """
 
 import os

@@ -264,7 +264,7 @@ def changes(scenario: Scenario) -> bool:
         if axis not in known:
             if scenario.fact(axis, is_other):
                 return True
-        elif (value := known[axis]) is not None and value != "same":
+        elif known[axis] not in _SAME:
             return True
     return False
 
@@ -272,10 +272,13 @@ def changes(scenario: Scenario) -> bool:
 LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_options", "load_version")
 """The axes that are those of the ranks that load."""
 
+_SAME = (None, "same")
+"""What such an axis is where those ranks have what the saving ranks had."""
+
 
 def is_other(value: object) -> bool:
     """Whether the value of such an axis is another one than the saving ranks'."""
-    return value is not None and value != "same"
+    return value not in _SAME
 
 
 @lru_cache(maxsize=4096)

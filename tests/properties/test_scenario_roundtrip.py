@@ -49,6 +49,7 @@ scenarios = st.builds(
     dtype=policies,
     mesh=meshes,
     load=st.sampled_from(LOAD_RELATIONS) | meshes.map(str),
+    load_options=st.none() | st.sets(st.sampled_from(("overlap", "round_robin"))).map(sorted).map(tuple),
     sharding=st.sampled_from(("fully_shard", "zero1")),
     reshard_after_forward=st.sampled_from(("true", "false", "none", "2", "3")),
     offload=st.builds(Offload, rates),

@@ -138,3 +138,11 @@ def test_there_is_one_zero_among_hyperparameters() -> None:
 def test_no_options_can_be_said() -> None:
     """`shardproof list` says `none` of them."""
     assert Scenario.from_axes({"options": "none"}) == Scenario.from_axes({"options": ""}) == Scenario()
+
+
+@pytest.mark.parametrize(("text", "value"), [("same", None), ("none", ()), ("b+a", ("a", "b"))])
+def test_options_of_the_load_are_the_same_or_none_or_words(text: str, value: tuple[str, ...] | None) -> None:
+    """That ranks load without an option, and that they load with those that saved, are two things."""
+    scenario = Scenario.from_axes({"load_options": text})
+    assert scenario.load_options == value
+    assert Scenario.from_axes(scenario.axis_values()) == scenario

@@ -35,7 +35,8 @@ reader needs, are those of harness/shardproof/issues/findings.py.
 
 `params` and `values` (`PARAMS`, `VALUES`) narrow an entry that has no cure, so that only its face can tell it: a bit
 that flips in memory has the roles of many defects, but another value in another parameter. For the same reason a
-pattern whose kind is `*` is not one of copies that differ between ranks: `replica_conflict` must be named.
+pattern whose kind is `*` is not one of copies that differ between ranks: `replica_conflict` must be named. `needs` is
+the piece without which the others are not told by the entry, where a defect and what follows from it differ at once.
 
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
@@ -125,6 +126,8 @@ class Pattern:
     * aftermath: shell patterns of what may differ at later operations.
     * when: name of a predicate of the system's; empty for none.
     * params, values: names in `PARAMS` and `VALUES`, one of which must fit each difference; empty for any.
+    * needs: shell patterns, one of which must match some piece of the evidence, for the others to be told by this
+      entry: what they follow from in one and the same operation. Empty for none.
     """
 
     ops: tuple[str, ...]
@@ -134,6 +137,7 @@ class Pattern:
     when: str = ""
     params: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     def applies(self, scenario: Scenario, ran: str = "") -> bool:
         """Whether the scenario lies in the pattern's axes.
@@ -153,6 +157,10 @@ class Pattern:
         any."""
         placed = item.op in self.ops or (not item.op and item.text.startswith("died: "))
         return placed and _any_match(item.text, self.evidence)
+
+    def has_needed(self, evidence: Iterable[Evidence]) -> bool:
+        """Whether the evidence has the piece from which the others that the pattern describes follow."""
+        return not self.needs or any(_any_match(item.text, self.needs) for item in evidence)
 
     def fits(self, difference: Difference | None, scenario: Scenario) -> bool:
         """Whether a difference is of such a parameter, and of such a value. What is no difference is."""
@@ -218,6 +226,7 @@ class KnownIssues:
             for issue in self.issues
             if issue.system == result.system
             and issue.match.applies(result.scenario, result.version)
+            and issue.match.has_needed(result.evidence)
             and not (result.cured and issue.cure in result.cured)
         ]
         chosen: dict[str, KnownIssue] = {}
@@ -357,7 +366,7 @@ def _with_match(entry: Table) -> Table:
 
 
 def _pattern(table: Table, system: System) -> Pattern:
-    table.only(("op", "evidence", "axes", "aftermath", "when", "params", "values"), needed=("op", "evidence"))
+    table.only(("op", "evidence", "axes", "aftermath", "when", "params", "values", "needs"), needed=("op", "evidence"))
     ops = table.texts("op")
     for op in ops:
         if op not in (*KINDS, FIT):
@@ -375,7 +384,8 @@ def _pattern(table: Table, system: System) -> Pattern:
         if wrong := [name for name in named[key] if name not in allowed]:
             raise table.wrong(key, wrong[0], allowed, f'{key} = ["{next(iter(allowed))}"]')
     ops += tuple(other for op in ops for other in SHOWS_IN.get(op, ()) if other not in ops)
-    return Pattern(ops, evidence, _axes(table.table("axes")), aftermath, when, **named)
+    needs = table.texts("needs", empty=False)
+    return Pattern(ops, evidence, _axes(table.table("axes")), aftermath, when, **named, needs=needs)
 
 
 def _axes(table: Table) -> dict[str, tuple[str, ...]]:

@@ -351,12 +351,11 @@ class Trainer:
     def count_idle(self) -> None:
         """FusedAdam counts steps by group, and makes state for all that a group holds: a parameter without a gradient
         has taken part in its count, with moments of zero if it never had one. torch.optim counts by parameter."""
-        for group in self.session.groups:
-            if group.hyper.impl != "multi_tensor" or group.hyper.kind == "sgd":
-                continue
-            for name in self.idle.intersection(group.names):
-                self.advance_step(name)
-        if self.idle:
+        by_group = [g for g in self.session.groups if g.hyper.impl == "multi_tensor" and g.hyper.kind != "sgd"]
+        counted = [name for group in by_group for name in group.names if name in self.idle]
+        for name in counted:
+            self.advance_step(name)
+        if counted:
             for shards in self.session.shards:
                 self.begin_moments(shards)
 

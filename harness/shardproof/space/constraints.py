@@ -328,21 +328,26 @@ def _same_run_constraints() -> Iterator[Constraint]:
         yield Constraint(f"load-{promise}", reason, other)
 
 
-_OF_LOAD = (
-    Constraint(
-        "load-dtype-unused",
-        "the program never goes to other ranks, or they have the saving ranks' dtypes: load_dtype would repeat a "
+def _unused(axis: str, called: str) -> Constraint:
+    """What says that `load_AXIS` is the saving ranks' own value, or is read by no rank."""
+    load_axis = f"load_{axis}"
+
+    def excludes(s: Scenario) -> bool:
+        after = getattr(s, load_axis)
+        return after is not None and (not moves(s) or after == getattr(s, axis))
+
+    return Constraint(
+        f"load-{axis}-unused",
+        f"the program never goes to other ranks, or they have the saving ranks' {called}: {load_axis} would repeat a "
         "scenario",
-        lambda s: s.load_dtype is not None and (not moves(s) or s.load_dtype == s.dtype),
+        excludes,
         repeats=True,
-    ),
-    Constraint(
-        "load-model-unused",
-        "the program never goes to other ranks, or they have the saving ranks' model: load_model would repeat "
-        "a scenario",
-        lambda s: s.load_model is not None and (not moves(s) or s.load_model == s.model),
-        repeats=True,
-    ),
+    )
+
+
+_OF_LOAD = (
+    _unused("dtype", "dtypes"),
+    _unused("model", "model"),
     Constraint(
         "load-model-other",
         "the model of the ranks that load has one module more than the saving ranks' (NAME+one), or one fewer",
@@ -362,13 +367,7 @@ _OF_LOAD = (
         "SGD and Muon keep other state than Adam, which none of them could load",
         lambda s: s.load_optimizer is not None and s.optimizer.kind in ("sgd", "muon"),
     ),
-    Constraint(
-        "load-options-unused",
-        "the program never goes to other ranks, or they have the saving ranks' options: load_options would repeat a "
-        "scenario",
-        lambda s: s.load_options is not None and (not moves(s) or s.load_options == s.options),
-        repeats=True,
-    ),
+    _unused("options", "options"),
     Constraint(
         "load-version-unused",
         "the program never goes to other ranks, or they have the saving ranks' release: load_version would repeat a "

@@ -271,6 +271,25 @@ def test_an_entry_may_name_what_is_found(load: Load, values: str, shown: dict[st
     assert (issues.match(result) is not None) is known
 
 
+@pytest.mark.parametrize(("role", "first", "known"), [("master", "2102 (0x0836)", True), ("param", "7 (0x07)", False)])
+def test_a_remainder_is_a_whole_number_of_a_master(load: Load, role: str, first: str, known: bool) -> None:
+    issues = load('op = "load"\nevidence = ["* bits"]\nvalues = ["remainder"]')
+    scenario = Scenario(system="torch-fsdp2", program="build step save step build load step")
+    found = bits("up.weight", role=role, observed_first=first)
+    result = Result(scenario, "torch-fsdp2", "2.13.0", Verdict.MISMATCH, differences=(found,))
+    assert (issues.match(result) is not None) is known
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_what_follows_in_the_same_operation_is_told_beside_what_it_follows_from_alone(load: Load, needed: bool) -> None:
+    issues = load('op = "load"\nevidence = ["param dtype", "grad bits"]\nneeds = ["param dtype"]')
+    scenario = Scenario(system="torch-fsdp2", program="build step save step build load step")
+    first, follows = Difference(Key(5, "live", "param", "up.weight"), "dtype"), bits("up.weight", role="grad")
+    differences = (first, follows) if needed else (follows,)
+    result = Result(scenario, "torch-fsdp2", "2.13.0", Verdict.MISMATCH, differences=differences)
+    assert (issues.match(result) is not None) is needed
+
+
 @pytest.mark.parametrize(("pattern", "known"), [("step *", False), ("step replica_conflict", True)])
 def test_copies_that_differ_must_be_named(load: Load, pattern: str, known: bool) -> None:
     issues = load(f'op = "load"\nevidence = ["{pattern}"]')

@@ -211,6 +211,14 @@ def test_a_walk_with_few_scenarios_leaves_its_part_to_the_others() -> None:
     assert len(plan.scenarios) == min(40, len(whole.scenarios))
 
 
+def test_a_part_of_a_space_has_the_walks_of_that_name_alone() -> None:
+    part = load_space("nightly/switched")
+    assert part.walks == tuple(walk for walk in load_space("nightly").walks if walk.part == "switched")
+    assert len({walk.system for walk in part.walks}) >= 3
+    with pytest.raises(UsageError, match=r"given 'nightly/none' .*allowed: .*nightly/switched"):
+        load_space("nightly/none")
+
+
 def test_strength_all_is_every_valid_scenario(small: str) -> None:
     plan = make_plan([load_space(small)], Selection(strength=ALL))
     supported = [s for s in plan.scenarios if not refusal(s)]

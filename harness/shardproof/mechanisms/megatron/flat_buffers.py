@@ -119,8 +119,7 @@ def _all(by_dtypes: dict[str, list[NamedParam]]) -> list[NamedParam]:
 def _bucket_limit(scenario: Scenario) -> int | None:
     """Elements after which a bucket is closed. None where none ever is: there is one bucket unless gradients are
     reduced as they come."""
-    several = several_buckets(scenario.options)
-    return BUCKET_SIZE if several else None
+    return BUCKET_SIZE if several_buckets(scenario.options) else None
 
 
 def _buffer(dtypes: str, params: list[NamedParam], boxes: dict[str, Box], limit: int | None, ranks: int) -> Buffer:

@@ -152,6 +152,7 @@ def explore(
     """
     forks: list[_Fork] = []
     fixed = {axis: getattr(base, axis) for axis in AXES if axis not in values}
+    fixed |= {axis: only[0] for axis, only in values.items() if len(only) == 1}
     while True:
         run = _Run(values, forks, fixed)
         try:

@@ -61,6 +61,8 @@ UNWRITTEN = {
     ("torch-fsdp2", "164929-load"): "of their own load",
     ("torch-fsdp2", "tensor-lr"): "of their own load",  # docs/finding-scripts has one
     ("torch-fsdp2", "tensor-lr-schedule"): "of their own load",
+    ("torch-fsdp2", "192485"): "does not show it",  # a script's model has no buffers
+    ("torch-fsdp2", "hub-scalars"): "parameters that FSDP ignores",  # docs/finding-scripts has one
     ("torch-fsdp2", "190626"): "tensor parallelism in a comparison of steps",  # docs/finding-scripts has one
     ("transformer-engine", "190626"): "comparisons of steps",
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one

@@ -90,9 +90,10 @@ PARAMS: Mapping[str, Callable[[ParamSpec], bool]] = {
     "frozen": lambda spec: spec.trainable == "no",
     "later": lambda spec: spec.trainable == "later",
     "unused": lambda spec: not spec.used,
+    "scalar": lambda spec: not spec.shape,
 }
 """What a parameter can be that a defect concerns: frozen for good, or until the program unfreezes it, or used by no
-forward."""
+forward, or without a dim."""
 
 VALUES: Mapping[str, Callable[[Difference], bool]] = {
     "nan": lambda difference: difference.nan_mismatches == difference.mismatched,

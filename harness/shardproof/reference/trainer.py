@@ -349,8 +349,7 @@ class Trainer:
         self.count_idle()
 
     def count_idle(self) -> None:
-        """FusedAdam counts steps by group, and makes state for all that a group holds: a parameter without a gradient
-        has taken part in its count, with moments of zero if it never had one. torch.optim counts by parameter."""
+        """FusedAdam counts steps by group and not by parameter: one without a gradient is counted, with moments."""
         by_group = [g for g in self.session.groups if g.hyper.impl == "multi_tensor" and g.hyper.kind != "sgd"]
         counted = [name for group in by_group for name in group.names if name in self.idle]
         for name in counted:

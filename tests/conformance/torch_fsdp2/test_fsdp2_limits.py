@@ -55,6 +55,7 @@ REFUSED = [
     ),
     ("as-returned-live", {"options": "as_returned", "checkpoint": "dcp", "program": "recall", "mesh": "1x2x1"}),
     ("as-returned-keeps", {"options": "as_returned", "checkpoint": "full", "mesh": "1x2x1"}),
+    ("tied-safetensors", {"model": "tied", "checkpoint": "dcp-hf"}),
     ("ignored-none", {"options": "ignored", "model": "many", "optimizer": "adamw/impl=forloop"}),
     ("ignored-policy", {"options": "ignored", "offload": "cpu", "optimizer": "adamw/impl=forloop"}),
     (

@@ -3,12 +3,13 @@ training script. Values for the template `fsdp2.py.j2`. No torch."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from shardproof.export.case import HANGS, RAISES, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
 from shardproof.export.model import TORCH_NAME, model_values, optimizer_call, start, tensor_call
 from shardproof.export.script import Draft
-from shardproof.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
+from shardproof.mechanisms.fsdp2.formats import HUB, CheckpointPlan, checkpoint_plan, hub_folder
 from shardproof.mechanisms.fsdp2.limits import IGNORED
 from shardproof.models import ParamSpec
 from shardproof.scenario import Mesh, Scenario
@@ -55,6 +56,7 @@ def draft_script(case: FailureCase) -> Draft:
         "tp_cut": cut,
         "tp_dims": model["tp"] if _all_names(model) - model["tp"].keys() or set(model["tp"].values()) != {0} else {},
         "state_options": _state_options(plan),
+        "hub": plan.form == HUB,
         "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
         "local": case.is_local,
         "unfrozen_at": next((op.iteration for op in case.ops if op.kind == "unfreeze"), 0),
@@ -125,6 +127,7 @@ def _draft_of_weights(case: FailureCase) -> Draft:
     values = {**model_values(case), "exact": False, "stepping": False, "model_call": "None", "tp_cut": cut}
     values |= {
         "state_options": "",
+        "hub": False,
         "state_key": "",
         "local": True,
         "optimizer": "None",
@@ -174,6 +177,11 @@ def _calls(case: FailureCase, model: dict[str, Any], values: dict[str, Any], pla
             save = ["torch.save(state_dicts(model, optimizer), CHECKPOINT)"]
         if plan.broadcast_from_rank0:
             load[0] += ' if dist.get_rank() == 0 else {"model": {}, "optim": {}}'
+    elif plan.form == HUB:
+        save = ["state = state_dicts(model, optimizer)", *_hub_writer(plan)]
+        save.append('dcp.save({"optim": state["optim"]}, checkpoint_id=CHECKPOINT)')
+        load = ["state = state_dicts(model, optimizer)", *_hub_reader(plan)]
+        load += ['dcp.load({"optim": state["optim"]}, checkpoint_id=CHECKPOINT)', *put]
     else:
         save = ["dcp.save(state_dicts(model, optimizer), checkpoint_id=CHECKPOINT)"]
         load = ["state = state_dicts(model, optimizer)", "dcp.load(state, checkpoint_id=CHECKPOINT)", *put]
@@ -199,11 +207,34 @@ def _calls(case: FailureCase, model: dict[str, Any], values: dict[str, Any], pla
             if plan.form == "full"
             else [
                 f'state = {{"model": get_model_state_dict(model{given})}}',
-                "dcp.load(state, checkpoint_id=CHECKPOINT)",
+                *(_hub_reader(plan) if plan.form == HUB else ["dcp.load(state, checkpoint_id=CHECKPOINT)"]),
                 one,
             ]
         ),
     }
+
+
+def _hub_writer(plan: CheckpointPlan) -> list[str]:
+    """The calls that write a state dict's model as safetensors."""
+    asked = f"save_distributed=True, enable_consolidation={not plan.in_shards}"
+    where = f'CHECKPOINT + "{_hub_part(plan)}"'
+    if not plan.two_files:
+        return [f"writer = HuggingFaceStorageWriter({where}, {asked})", DCP_SAVE]
+    files = 'files = {fqn: 1 + number % 2 for number, fqn in enumerate(state["model"])}'
+    return [files, f"writer = HuggingFaceStorageWriter({where}, files, {asked})", DCP_SAVE]
+
+
+def _hub_reader(plan: CheckpointPlan) -> list[str]:
+    """The calls that read a state dict's model from safetensors."""
+    reader = f'reader = HuggingFaceStorageReader(CHECKPOINT + "{_hub_part(plan)}")'
+    return [reader, 'dcp.load(state["model"], storage_reader=reader)']
+
+
+def _hub_part(plan: CheckpointPlan) -> str:
+    return f"/{hub_folder(plan, Path()).as_posix()}"
+
+
+DCP_SAVE = 'dcp.save(state["model"], storage_writer=writer)'
 
 
 def _build(case: FailureCase, model: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -256,6 +287,7 @@ def _backward(case: FailureCase) -> list[str]:
 
 def _require(case: FailureCase, model: dict[str, Any]) -> None:
     scenario, ask = case.scenario, case.scenario.optimizer
+    plan = checkpoint_plan(scenario.checkpoint)
     wanted = {
         "gradient clipping": bool(ask.clip), "a loss scale": bool(ask.loss_scale),
         "settings of param groups but betas and eps": bool(case.focus.setting) and case.focus.setting not in SETTING_OF,
@@ -263,7 +295,7 @@ def _require(case: FailureCase, model: dict[str, Any]) -> None:
         "param groups of their own in a comparison of steps": bool(model["groups"]) and case.focus.kind == TRAINED,
         "full state dicts that rank 0 alone keeps": case.does("recall") and scenario.checkpoint.startswith("full+cpu"),
         "parameters that FSDP ignores": IGNORED in scenario.options,
-        f"the checkpoint format {scenario.checkpoint}": scenario.checkpoint.startswith("dcp-")
+        f"the checkpoint format {scenario.checkpoint}": plan.form.startswith("dcp-") and plan.form != HUB
         and case.does("save", "keep"),
         "a comparison of what a checkpoint holds": case.focus.kind == WRITTEN,
         "a comparison of dtypes": case.focus.kind == TYPED,

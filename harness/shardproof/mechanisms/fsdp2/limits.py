@@ -180,7 +180,7 @@ MIXED_GROUP = Limit(
 )
 SCALARS = Limit(
     "scalar-parameter",
-    lambda s: any(not p.spec.shape for p in model_spec(s.model).params),
+    lambda s: IGNORED not in s.options and any(not p.spec.shape for p in model_spec(s.model).params),
     "FSDP2 shards dim 0, and takes no parameter that has none",
     "torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _verify_managed_param",
     LibraryError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shardproof.loading import grows
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
-from shardproof.mechanisms.fsdp2.formats import FORMATS
+from shardproof.mechanisms.fsdp2.formats import FORMATS, HUB
 from shardproof.mechanisms.fsdp2.limits import IGNORED
 from shardproof.models import model_spec
 from shardproof.program import does, load_mesh
@@ -33,14 +33,21 @@ from shardproof.scenario import TORCH_SCHEDULES, DTypePolicy, Mesh, Offload, Opt
 AS_RETURNED = "as_returned"
 OPTIONS = {
     AS_RETURNED: "state dicts are kept in memory as the library returned them, and no copies of them",
-    IGNORED: "parameters of one dim are left to the training loop (ignored_params): plain tensors beside DTensors, or "
-    "DTensors on the tensor-parallel mesh alone, whose gradients the loop itself averages over data-parallel ranks",
+    IGNORED: "parameters of one dim or none are left to the training loop (ignored_params): plain tensors beside "
+    "DTensors, or DTensors on the tensor-parallel mesh alone, whose gradients the loop itself averages over data-"
+    "parallel ranks",
 }
 
 
 def is_ignored(scenario: Scenario, shape: tuple[int, ...]) -> bool:
     """Whether a parameter of that shape is left out of FSDP."""
-    return IGNORED in scenario.options and len(shape) == 1
+    return IGNORED in scenario.options and len(shape) <= 1
+
+
+def _in_one_file(checkpoint: str) -> bool:
+    """Whether all parameters of a rank are written into one file of safetensors."""
+    form, *options = checkpoint.split("+")
+    return form == HUB and "two_files" not in options
 
 
 def _policed(dtype: DTypePolicy) -> bool:
@@ -118,9 +125,16 @@ ACCEPTS = Accepts(
             "as_returned needs a program that keeps state dicts in memory",
         ),
         Limit(
+            "tied-safetensors",
+            lambda s: s.fact("checkpoint", _in_one_file) and any(p.spec.tied_to for p in model_spec(s.model).params),
+            "safetensors writes no two names of one tensor into a file, and refuses a state dict that has them",
+            "safetensors/torch.py, _flatten",
+            LibraryError("RuntimeError", "Some tensors share memory", "save", {"model": "tied", "checkpoint": HUB}),
+        ),
+        Limit(
             "ignored-none",
             lambda s: IGNORED in s.options and not _ignores(s),
-            "ignored needs a model with parameters of one dim",
+            "ignored needs a model with parameters of one dim or none",
         ),
         Limit(
             "ignored-policy",

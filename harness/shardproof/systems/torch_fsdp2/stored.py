@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from shardproof.mechanisms.fsdp2.formats import checkpoint_plan
+from pathlib import Path
+
+from shardproof.mechanisms.fsdp2.formats import HUB, checkpoint_plan, hub_folder
 from shardproof.models import model_spec
 from shardproof.observe.logical import Logical
+from shardproof.observe.record import Record
 from shardproof.program import Op, expand
+from shardproof.readers.pieces import pieces
+from shardproof.readers.roles import records_of
+from shardproof.readers.safetensors import sharded_pieces
 from shardproof.readers.stored import TorchStored
 from shardproof.scenario import Scenario
 
 
 class Fsdp2Stored(TorchStored):
     """With `ignore_frozen_params`, checkpoints have no parameter that is frozen when they are made."""
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        plan = checkpoint_plan(scenario.checkpoint)
+        if plan.form != HUB:
+            return super().read(path, op, scenario)
+        model = model_spec(scenario.model)
+        shapes = {p.fqn: p.spec.shape for p in model.params} | {fqn: b.shape for fqn, b in model.buffers()}
+        found = (*sharded_pieces(hub_folder(plan, path), shapes), *pieces(path))
+        return list(records_of(found, op.index, model, str(path)))
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         must = super().must_hold(live, op, scenario)

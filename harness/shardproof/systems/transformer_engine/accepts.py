@@ -8,7 +8,7 @@ from shardproof.emulation import te_choice
 from shardproof.loading import switches
 from shardproof.mechanisms import fused_adam
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
-from shardproof.mechanisms.fsdp2.formats import FORMATS
+from shardproof.mechanisms.fsdp2.formats import FORMATS, HUB
 from shardproof.mechanisms.fused_adam import REMAINDERS
 from shardproof.models import ModelSpec, draws, model_spec
 from shardproof.program import does, meshes, operations
@@ -234,6 +234,9 @@ LIMITS: tuple[Limit, ...] = (
 )  # fmt: skip
 
 
+CHECKPOINTS = {form: tuple(s for s in given if s != "ignore_frozen") for form, given in FORMATS.items() if form != HUB}
+"""Those of FSDP2 but safetensors, which have no place for the bytes that modules keep of their own."""
+
 ACCEPTS = Accepts(
     "transformer-engine",
     keeps=("draws",),
@@ -273,7 +276,7 @@ ACCEPTS = Accepts(
     ),
     microbatches=Anything(),
     grad_sync=Only("last", "every"),
-    checkpoint=Formats({form: tuple(s for s in given if s != "ignore_frozen") for form, given in FORMATS.items()}),
+    checkpoint=Formats(CHECKPOINTS),
     program=Operations(EVERY_STEP),
     options=Words(OPTIONS),
     load_options=Words({word: OPTIONS[word] for word in ("capturable", REMAINDERS)}),

@@ -1,8 +1,8 @@
 """Saving and loading through PyTorch's own state-dict and checkpoint APIs, as a user's training script does. Rank side.
 
 `StateDictCheckpoint` has a method for writing and two for reading, over a `TrainState`. Files lie in the operation's
-checkpoint folder: DCP's own for the `dcp` formats, `full.pt` for `full`. What torch has no API for (scheduler, scaler,
-iteration) is stored beside model and optimizer under `extra`.
+checkpoint folder: DCP's own for the `dcp` formats, with safetensors under `model` for `dcp-hf`, and `full.pt` for
+`full`. What torch has no API for (scheduler, scaler, iteration) is stored beside model and optimizer under `extra`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from shardproof.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
+from shardproof.mechanisms.fsdp2.formats import HUB, CheckpointPlan, checkpoint_plan, hub_folder
 from shardproof.torch_loop.loop import TrainState
 
 FULL_FILE = "full.pt"
@@ -88,6 +89,10 @@ class StateDictCheckpoint:
                 in_flight(partial(_finish, pending, group))
             case "dcp-stateful":
                 state_dict_saver.save({"app": content}, checkpoint_id=path)
+            case "dcp-hf":
+                self._write_hub(content["model"], path)
+                rest = {name: part for name, part in content.items() if name != "model"}
+                state_dict_saver.save(rest, checkpoint_id=path)
             case "full":
                 if dist.get_rank() == 0:
                     path.mkdir(parents=True, exist_ok=True)
@@ -99,7 +104,7 @@ class StateDictCheckpoint:
     def load(self, state: TrainState, path: Path) -> None:
         """Read a checkpoint of `save` into the model, optimizer, schedule and scaler."""
         match self.plan.form:
-            case "dcp" | "dcp-async":
+            case "dcp" | "dcp-async" | "dcp-hf":
                 target = self._target(state, path)
                 self._read(target, path)
                 self.restore(state, target)
@@ -180,7 +185,19 @@ class StateDictCheckpoint:
 
     def _read(self, target: dict[str, Any], path: Path) -> None:
         planner = DefaultLoadPlanner(allow_partial_load=True) if self.partial else None
-        state_dict_loader.load(target, checkpoint_id=path, planner=planner)
+        if self.plan.form == HUB and "model" in target:
+            reader = HuggingFaceStorageReader(str(hub_folder(self.plan, path)))
+            state_dict_loader.load(target["model"], storage_reader=reader, planner=planner)
+            target = {name: part for name, part in target.items() if name != "model"}
+        if target:
+            state_dict_loader.load(target, checkpoint_id=path, planner=planner)
+
+    def _write_hub(self, model: dict[str, Any], path: Path) -> None:
+        files = {fqn: 1 + number % 2 for number, fqn in enumerate(model)} if self.plan.two_files else None
+        writer = HuggingFaceStorageWriter(
+            str(hub_folder(self.plan, path)), files, save_distributed=True, enable_consolidation=not self.plan.in_shards
+        )
+        state_dict_saver.save(model, storage_writer=writer)
 
     def _set_both(self, state: TrainState, loaded: dict[str, Any]) -> None:
         set_state_dict(

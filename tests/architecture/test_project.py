@@ -101,7 +101,6 @@ UNDECLARED = {
     "megatron": "a library under test: whoever tests Megatron-Core has it, and its releases come from overlays",
     "megatron_fsdp": "a library under test, as megatron",
     "nemo_automodel": "a library under test, as megatron",
-    "safetensors": "comes with NeMo AutoModel, of whose checkpoints it is the format",
     "transformers": "comes with NeMo AutoModel, whose models are of its classes",
     "fakelib": "a library that tests write, as if it were under test",
     "headslib": "as fakelib",

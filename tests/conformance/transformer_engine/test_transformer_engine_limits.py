@@ -90,7 +90,7 @@ def test_each_limit_refuses_its_scenario_with_its_reason(limit: str) -> None:
 
 def test_every_limit_is_covered_here_or_is_fsdp2s() -> None:
     strict = ("strict-more-broadcast", "strict-more", "strict-fewer", "strict-frozen", "left-out-thawed")
-    strict += ("as-returned-live", "as-returned-keeps")  # of its options
+    strict += ("as-returned-live", "as-returned-keeps", "tied-safetensors")  # of its options and formats
     of_fsdp2 = tuple(
         limit
         for limit in torch_fsdp2.SYSTEM.accepts.own_limits

@@ -1,7 +1,7 @@
 """torch's HuggingFaceStorageWriter exports a tensor without a dim as zero.
 
     pip install torch safetensors
-    torchrun --nproc-per-node 2 torch-fsdp2-hub-scalars.py
+    python torch-fsdp2-hub-scalars.py
 
 Two ranks, FSDP2 and torch.distributed.checkpoint. The writer joins the shards of both ranks to one safetensors file, as
 for `from_pretrained`. `scale`, a buffer of one number (CLIP's `logit_scale` is such a parameter), is 0.625 in the model
@@ -15,6 +15,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import checkpoint as dcp
@@ -23,12 +24,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 
-def main() -> int:
+def rank(number: int, folder: str) -> None:
+    os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29537")
     dist.init_process_group("gloo")
-    box = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(box)
-    (folder,) = box
-
     model = nn.Linear(5, 3)
     model.register_buffer("scale", torch.tensor(0.625))
     model.register_buffer("one_dim", torch.tensor([0.625]))
@@ -46,14 +44,20 @@ def main() -> int:
         print(f"scale in the model {state['scale'].item()}, in the joined file {joined['scale'].item()}, ", end="")
         print(f"after a load from it {loaded['scale'].item()}")
         print(f"one_dim in the joined file {joined['one_dim'].item()}")
-    if not torch.equal(joined["weight"], weight) or joined["one_dim"].item() != 0.625:
-        return 125
-    if joined["scale"].item() == 0.0 == loaded["scale"].item():
-        return 1
-    return 0 if joined["scale"].item() == 0.625 == loaded["scale"].item() else 125
+    dist.barrier()
+    dist.destroy_process_group()
+    sound = torch.equal(joined["weight"], weight) and joined["one_dim"].item() == 0.625
+    found = {joined["scale"].item(), loaded["scale"].item()}
+    if not sound or found not in ({0.0}, {0.625}):
+        sys.exit(125)
+    sys.exit(1 if found == {0.0} else 0)
 
 
 if __name__ == "__main__":
-    status = main()
-    dist.destroy_process_group()
-    sys.exit(status)
+    try:
+        mp.spawn(rank, (tempfile.mkdtemp(),), nprocs=2)
+    except mp.ProcessExitedException as ended:
+        sys.exit(1 if ended.exit_code == 1 else 125)
+    except mp.ProcessRaisedException as raised:
+        print(raised)
+        sys.exit(125)

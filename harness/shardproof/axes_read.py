@@ -141,8 +141,8 @@ def explore(
 ) -> Iterator[tuple[dict[str, list[int]], T]]:
     """Every way that a rule can go, and what it returns there.
 
-    Each way is given as axis → the positions of the values with which the rule goes there, for the axes that it read.
-    The ways have no scenario in common, and together they are all of them.
+    Each way is given as axis → the positions of the values with which the rule goes there, for the axes that it read
+    and that have several. The ways have no scenario in common, and together they are all of them.
 
     Args:
         base: gives the axes that `values` lacks. values: the different values of each axis.

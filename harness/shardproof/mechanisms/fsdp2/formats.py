@@ -13,6 +13,8 @@ from pathlib import Path
 from shardproof.errors import UsageError
 
 HUB = "dcp-hf"
+"""The format whose models are files of safetensors."""
+
 FORMATS: dict[str, tuple[str, ...]] = {
     "dcp": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
     "dcp-async": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),

@@ -50,7 +50,7 @@ _BUCKET = re.compile(r"gbuf_idx_(\d+)\.dtype_(\(.+\))\.bucket_idx_(\d+)\.(\w+)")
 _GENERATORS = re.compile(r"rng_state/shard_0\.(\d{1,4})(?:\.(\d{1,4}))?_1\.\d+(?:\.\d+)?")
 """`rng_state` of a pipeline and a tensor-parallel rank and, in releases that have it so under expert parallelism, of a
 data-parallel one."""
-_STATE = re.compile(r"optimizer\.state\.([a-z0-9_]+)\.(.+)")
+_STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
 _LAYER_NORMS = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",

@@ -66,6 +66,7 @@ UNWRITTEN = {
     ("torch-fsdp2", "190626"): "tensor parallelism in a comparison of steps",  # docs/finding-scripts has one
     ("transformer-engine", "190626"): "comparisons of steps",
     ("transformer-engine", "3207"): "comparisons of steps",
+    ("megatron-core", "precision-aware-recipe"): "comparisons of steps",
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
     ("automodel", "3882"): "a learning-rate schedule",  # docs/finding-scripts has one

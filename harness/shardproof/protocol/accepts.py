@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from shardproof.loading import as_loaded
 from shardproof.models import model_spec
-from shardproof.program import changes, kinds_of, named_programs
+from shardproof.program import changes, kinds_of, meshes, named_programs
 from shardproof.protocol.features import Feature
 from shardproof.scenario import AXES, Scenario
 
@@ -335,7 +335,7 @@ def _axis_limit(system: str, axis: str, allowed: Allowed) -> Limit | None:
     if isinstance(allowed, Anything):
         return None
     reason = f"{system} has these values of {axis}: {allowed.text}"
-    return Limit(axis, lambda s: s.fact(axis, allowed.refuses), reason)
+    return Limit(axis, _refuses(axis, allowed.refuses), reason)
 
 
 def _part_limit(system: str, axis: str, part: str, allowed: Allowed) -> Limit | None:
@@ -346,4 +346,12 @@ def _part_limit(system: str, axis: str, part: str, allowed: Allowed) -> Limit | 
         return allowed.refuses(getattr(value, part))
 
     reason = f"{system} has these values of {axis} {part}: {allowed.text}"
-    return Limit(f"{axis}-{part}", lambda s: s.fact(axis, refuses), reason)
+    return Limit(f"{axis}-{part}", _refuses(axis, refuses), reason)
+
+
+def _refuses(axis: str, value: Callable[[Any], bool]) -> Callable[[Scenario], bool]:
+    """Whether a scenario has a value that is refused. What is allowed of `mesh` binds the ranks that load as well: a
+    system of two ranks cannot load on the four that `load=grow` asks for."""
+    if axis == "mesh":
+        return lambda s: any(value(mesh) for mesh in meshes(s))
+    return lambda s: s.fact(axis, value)

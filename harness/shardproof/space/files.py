@@ -470,8 +470,14 @@ def _stated(document: Table) -> tuple[Mapping[str, str], ...]:
     """The axes of each scenario of a file, checked one by one."""
     found = []
     for table in document.tables("scenario"):
-        axes = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
-        system_named(axes.get("system", Scenario().system))
+        unknown = next((axis for axis in table.content if axis not in AXES), None)
+        if unknown is not None:
+            raise UsageError.of(f"{table.where}: axis", unknown, AXES, 'dtype = "bf16"')
+        try:
+            axes = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
+            system_named(axes.get("system", Scenario().system))
+        except UsageError as error:
+            raise UsageError(f"{table.where}: {error}") from None
         found.append(axes)
     return tuple(found)
 

@@ -63,7 +63,7 @@ def nearest_line(
         words += ["--system", system]
     for axis, values in found.items():
         for part in values if axis == "faults" else [",".join(values)]:
-            words += ["--set", f"{axis}={part}"]
+            words += ["--set", f"{axis}={part or ('none' if axis == 'options' else '')}"]
     return shlex.join(words)
 
 

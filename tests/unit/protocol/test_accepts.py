@@ -13,10 +13,10 @@ import pytest
 from packaging.version import Version
 from shardproof.faults.plain_scenario import plain_scenario
 from shardproof.protocol import accepts
-from shardproof.protocol.accepts import Accepts, Anything, Limit, Parts
+from shardproof.protocol.accepts import Accepts, Anything, Limit, Only, Parts
 from shardproof.protocol.releases import package
 from shardproof.protocol.system import System
-from shardproof.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
+from shardproof.scenario import AXES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
 
 from tests.conformance.built_in import BUILT_IN
 
@@ -178,3 +178,17 @@ def test_automodels_patch_release_lacks_what_its_line_lacks() -> None:
     }
     assert refusals["0.4.0"] == refusals["0.4.1"] is not None
     assert refusals["0.5.0"] is None
+
+
+def test_what_is_allowed_of_the_mesh_binds_the_ranks_that_load() -> None:
+    """A system of two ranks cannot be asked to load on four, be its meshes listed or its tensor parallelism."""
+    open_axes = {axis: Anything() for axis in ("load", "program", "sharding", "optimizer")}
+    two = Accepts("mine", mesh=Only(Mesh(1, 2, 1)), **open_axes)
+    alone = Accepts("mine", mesh=Parts(Mesh, dp_shard=Anything()), **open_axes)
+    there = Scenario(system="mine", mesh=Mesh(1, 2, 1), program="resume")
+    for accepts in (two, alone):
+        assert accepts.refusal(there) is None
+    assert two.refusal(replace(there, load="grow")) is not None
+    assert two.refusal(replace(there, load="grow", program="build step")) is None
+    assert alone.refusal(replace(there, load="grow")) is None
+    assert alone.refusal(replace(there, load="tp_change")) is not None

@@ -29,6 +29,7 @@ from shardproof.protocol.accepts import (
 )
 from shardproof.scenario import DTypePolicy, Optimizer, Scenario
 from shardproof.systems.megatron_fsdp.contract import CONTRACT
+from shardproof.versions import before
 
 OPTIONS = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
@@ -123,6 +124,12 @@ LIMITS: tuple[Limit, ...] = (
             "build",
             {"sharding": "replicate", "options": "meta+neutral_start"},
         ),
+    ),
+    Limit(
+        "unoverlapped-grads",
+        lambda s: "no_overlap_reduce" in s.options and s.sharding == "zero2" and before(s.version, "0.3"),
+        "before 0.3.0 gradients sharded by zero2 have to be reduced while the backward pass runs",
+        "megatron_fsdp/megatron_fsdp.py (0.2.3), MegatronFSDP.__init__",
     ),
     Limit(
         "gpt",

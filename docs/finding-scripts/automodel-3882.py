@@ -9,7 +9,11 @@ step. On 0.6.0 both have their own weight decay, and the second is a step ahead;
 shows.
 """
 
+import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
 
 import torch
 from nemo_automodel.components.optim.scheduler import OptimizerParamScheduler

@@ -13,6 +13,10 @@ nothing is raised. Ends with status 1 where it shows.
 
 import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
 from importlib.metadata import version
 
 import torch
@@ -56,7 +60,7 @@ def main(what: str, folder: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in ("save", "load"):
-        sys.exit("python automodel-multipliers.py save|load FOLDER")
+        raise SyntaxError("python automodel-multipliers.py save|load FOLDER")
     status = main(*sys.argv[1:])
     dist.destroy_process_group()
     sys.exit(status)

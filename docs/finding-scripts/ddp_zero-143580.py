@@ -3,14 +3,21 @@
 python ddp_zero-143580.py    # two gloo ranks on a CPU, ten seconds
 """
 
+import os
+import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
 import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, folder: str, wrong: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for static_graph in (False, True):
         model = DistributedDataParallel(torch.nn.Linear(4, 4), static_graph=static_graph)
@@ -20,9 +27,12 @@ def main(rank: int, folder: str) -> None:
             model(torch.ones(1, 4)).sum().backward()
             print(f"rank {rank}, static_graph={static_graph}: accumulated", flush=True)
         except RuntimeError as error:
+            wrong.value = 1
             print(f"rank {rank}, static_graph={static_graph}: {str(error)[:50]}", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=2)
+    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=2)
+    sys.exit(wrong.value)

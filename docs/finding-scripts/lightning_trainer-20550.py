@@ -10,8 +10,13 @@ before the checkpoint is read, and its state of them is dropped. Public as Light
 with status 1 where it shows.
 """
 
-import logging
+import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
+import logging
 import tempfile
 from pathlib import Path
 

@@ -10,8 +10,13 @@ before the sampler is told its epoch, and this one draws its indices at once, as
 Lightning-AI/pytorch-lightning#21938, which tells it of workers. Ends with status 1 where it shows.
 """
 
-import logging
+import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
+import logging
 import tempfile
 from pathlib import Path
 

@@ -11,8 +11,13 @@ not called in an epoch that is resumed. So at the end of that epoch there is no 
 matter, all are equal. Ends with status 1 where it shows.
 """
 
-import logging
+import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
+import logging
 import tempfile
 import warnings
 from pathlib import Path

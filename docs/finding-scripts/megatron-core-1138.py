@@ -6,6 +6,12 @@ The first run trains at 1.0, the second asks for 0.1 and sets override_opt_param
 checkpoint's max_lr into the param groups, and the scheduler reads that one. Seen with megatron-core 0.16.1.
 """
 
+import os
+import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -28,3 +34,4 @@ second, own = build(0.1, override=True)
 second.load_state_dict(first.state_dict())
 own.load_state_dict(schedule.state_dict())
 print(f"learning rate after the load: {second.param_groups[0]['lr']}, asked for 0.1")
+sys.exit(second.param_groups[0]["lr"] != 0.1)

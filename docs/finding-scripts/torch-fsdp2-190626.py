@@ -1,10 +1,18 @@
 """FSDP2 adds the tensor-parallel parts of a gradient in bf16, although reduce_dtype is fp32.
 
-    torchrun --nproc-per-node 2 torch-fsdp2-190626.py
+    python torch-fsdp2-190626.py    # two gloo ranks on a CPU
 
 A norm under sequence parallelism is replicated over tensor-parallel ranks, and each of them has a part of its gradient:
 here 1 and 2^-9. Their sum, 1.001953125, is exact in fp32. In bf16 it is 1. Seen with torch 2.13.0 on a CPU.
 """
+
+import os
+import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -23,13 +31,21 @@ class Norm(nn.Module):
         return self.weight * x
 
 
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-norm = fully_shard(Norm(mesh["tp"]), mesh=mesh["dp"], mp_policy=policy)
-tokens = torch.tensor([[1.0], [2.0**-9]]).expand(2, 4).bfloat16()
-norm(distribute_tensor(tokens, mesh["tp"], [Shard(0)])).sum().backward()
-gradient = norm.weight.grad.full_tensor()
-if dist.get_rank() == 0:
-    print(f"torch {torch.__version__}: gradient {gradient[0].item()}, in fp32 {1 + 2**-9}")
-dist.destroy_process_group()
+def main(rank, folder, wrong):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    norm = fully_shard(Norm(mesh["tp"]), mesh=mesh["dp"], mp_policy=policy)
+    tokens = torch.tensor([[1.0], [2.0**-9]]).expand(2, 4).bfloat16()
+    norm(distribute_tensor(tokens, mesh["tp"], [Shard(0)])).sum().backward()
+    gradient = norm.weight.grad.full_tensor()
+    wrong.value = gradient[0].item() == 1.0
+    if rank == 0:
+        print(f"torch {torch.__version__}: gradient {gradient[0].item()}, in fp32 {1 + 2**-9}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=2)
+    sys.exit(wrong.value)

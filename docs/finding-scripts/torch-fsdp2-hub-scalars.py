@@ -11,6 +11,10 @@ Ends with status 1 where it shows, and with 125 where anything else happens.
 
 import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
 import tempfile
 
 import torch

@@ -7,8 +7,13 @@ learning rate 1, so that one step leads from 0 to -1; and after an inf the scale
 python torch-fsdp2-scaler-copy.py    # one GPU, ten seconds; status 1 where the step is wrong, 125 without a GPU
 """
 
-import math
+import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
+import math
 
 import torch
 

@@ -5,6 +5,10 @@ Run with `python torch-fsdp2-tensor-lr.py`; needs torch alone. Status 1: the loa
 
 import os
 import sys
+
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
 import tempfile
 
 import torch

@@ -12,6 +12,9 @@ loader, which is one step. Without `dispatch_batches` the same call is right. En
 import os
 import sys
 
+# Whatever else goes wrong ends with 125, which `git bisect run` skips.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), print(end="", flush=True), os._exit(125))
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp

@@ -186,8 +186,8 @@ def test_what_is_allowed_of_the_mesh_binds_the_ranks_that_load() -> None:
     two = Accepts("mine", mesh=Only(Mesh(1, 2, 1)), **open_axes)
     alone = Accepts("mine", mesh=Parts(Mesh, dp_shard=Anything()), **open_axes)
     there = Scenario(system="mine", mesh=Mesh(1, 2, 1), program="resume")
-    for accepts in (two, alone):
-        assert accepts.refusal(there) is None
+    for each in (two, alone):
+        assert each.refusal(there) is None
     assert two.refusal(replace(there, load="grow")) is not None
     assert two.refusal(replace(there, load="grow", program="build step")) is None
     assert alone.refusal(replace(there, load="grow")) is None

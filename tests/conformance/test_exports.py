@@ -67,6 +67,7 @@ UNWRITTEN = {
     ("transformer-engine", "190626"): "comparisons of steps",
     ("transformer-engine", "3207"): "comparisons of steps",
     ("megatron-core", "precision-aware-recipe"): "comparisons of steps",
+    ("megatron-core", "shared-step"): "shows another defect",  # dp-reshardable-step, at the load before it
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
     ("automodel", "3882"): "a learning-rate schedule",  # docs/finding-scripts has one
@@ -116,6 +117,7 @@ def test_a_regression_is_a_script(system: System, name: str, request: pytest.Fix
     hidden = (system.name, name) in BEHIND
     cured = found.together if hidden else found.cured
     assert cured.passes if cured else not hidden, (found.cured, found.together)
+    assert found.others is None or found.others.shows, found.others
     assert found.repaired is None or found.repaired.passes, found.repaired
     script = (tmp_path / SCRIPT).read_text("utf-8")
     assert imported(script).isdisjoint({"shardproof"})

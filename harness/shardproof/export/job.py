@@ -37,14 +37,16 @@ BEHIND = "With this change another known defect shows; with that repaired too th
 class Exported:
     """What came of an export. plain: how the script ended. cured: how it ended with the cure; None where it was not run
     so, or there is no cure. together: how it ended with all cures of the library, where it does not pass with its own
-    alone, since another defect comes behind it. repaired: how it ended on the release that repaired the defect; None
-    where there is none, or it cannot be installed."""
+    alone, since another defect comes behind it. others: how it ended with all cures but its own, where it must still
+    fail; None as for `cured`. repaired: how it ended on the release that repaired the defect; None where there is none,
+    or it cannot be installed."""
 
     written: Written
     folder: Path
     plain: ScriptOutcome
     cured: ScriptOutcome | None
     together: ScriptOutcome | None
+    others: ScriptOutcome | None
     repaired: ScriptOutcome | None
 
     @property
@@ -66,6 +68,9 @@ class Exported:
         if self.together is not None:
             how = "it passes" if self.together.passes else "IT DOES NOT PASS"
             lines.append(f"with all cures of {self.written.case.scenario.system}: {how}; {self.together.ending}")
+        if self.others is not None:
+            how = "it still fails" if self.others.shows else "IT DOES NOT SAY"
+            lines.append(f"with all cures but {self.written.description.cure}: {how}; {self.others.ending}")
         if self.repaired is not None:
             how = "it passes" if self.repaired.passes else "IT DOES NOT PASS"
             lines.append(f"on {self.written.description.repaired}, which repaired it: {how}; {self.repaired.ending}")
@@ -132,7 +137,12 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     made, plain = _shown(result, known, folder, ranks, paths)
     own = _cured(system, made, folder, ranks, paths, made.description.cure) if cured and made.description.cure else None
     together = _cured(system, made, folder, ranks, paths, "") if own is not None and not own.passes else None
-    found = Exported(made, folder, plain, own, together, _repaired(result, known, made, ranks))
+    others = _cured(system, made, folder, ranks, paths, f"-{made.description.cure}") if own is not None else None
+    if others is not None and others.passes:
+        of = f"{system.name} {result.version}"
+        reason = f"the script shows another defect: with all cures of {of} but {made.description.cure} it passes"
+        raise NoExportError.because(result, f"{reason}; it was kept as {_set_aside(folder)}")
+    found = Exported(made, folder, plain, own, together, others, _repaired(result, known, made, ranks))
     passes = made.description.repaired if found.repaired is not None and found.repaired.passes else ""
     how = BEHIND if together is not None and together.passes else ALONE
     text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes, how)
@@ -152,10 +162,15 @@ def _shown(
             made, plain = other, _run(other, folder, ranks.path, paths)
     if _shows(made, plain):
         return made, plain
-    failed = folder / f"failed-{SCRIPT}"
-    (folder / SCRIPT).replace(failed)
-    reason = f"the script that was written does not show it ({plain.ending}); it was kept as {failed}"
+    reason = f"the script that was written does not show it ({plain.ending}); it was kept as {_set_aside(folder)}"
     raise NoExportError.because(result, reason)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename the script in a folder, which is not to be sent, and say what it is called now."""
+    aside = folder / f"failed-{SCRIPT}"
+    (folder / SCRIPT).replace(aside)
+    return aside
 
 
 def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> ScriptOutcome:
@@ -209,7 +224,7 @@ def _cured(
     """The script on a copy of the library with the defect cured.
 
     Args:
-        wanted: the cure's id; empty for all cures.
+        wanted: the cure's id; empty for all cures; the id behind a `-` for all but this one.
     """
 
     places = (*paths, Path(ranks.site))  # a cure may be that of a library that this one stands on
@@ -219,7 +234,7 @@ def _cured(
         return file.read_text("utf-8") if file else None
 
     found = cures.apply(cures.cures_asked_for(system, wanted), source)
-    if made.description.cure not in found.applied:
+    if not wanted.startswith("-") and made.description.cure not in found.applied:
         return ScriptOutcome(
             -1, "", f"the cure {made.description.cure} does not apply: {found.left[made.description.cure]}"
         )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from shardproof.diff import Difference
+from shardproof.export import job
 from shardproof.export.case import NoExportError, case_of, path_to
 from shardproof.export.job import Exported, written
-from shardproof.export.script import without_unused
+from shardproof.export.script import SCRIPT, without_unused
 from shardproof.export.trial import ScriptOutcome, cured_copy, run
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues.known_issues import repaired_in
@@ -231,8 +232,30 @@ def test_a_cure_may_uncover_another_defect(cured: int, together: int | None, wro
         crash(scenario_of(system_named("megatron-core"), "4423-odd"), 2, version="0.16.1"), "megatron-core-4423"
     )
     all_of_them = None if together is None else outcome(together)
-    found = Exported(made, Path("exports"), outcome(1), outcome(cured), all_of_them, None)
+    found = Exported(made, Path("exports"), outcome(1), outcome(cured), all_of_them, None, None)
     assert (found.wrong, said in found.text()) == (wrong, True)
+
+
+def test_a_script_that_passes_with_all_other_cures_shows_another_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = crash(scenario_of(system_named("megatron-core"), "4423-odd"), 2, version="0.16.1")
+    made = written(result, "megatron-core-4423")
+    (tmp_path / SCRIPT).write_text(made.script, "utf-8")
+    (tmp_path / job.MARK).touch()
+    asked = list[str]()
+
+    def cured(*given: object) -> ScriptOutcome:
+        asked.append(str(given[-1]))
+        return outcome(0)
+
+    monkeypatch.setattr(job, "library_paths", lambda *_: ())
+    monkeypatch.setattr(job, "_shown", lambda *_: (made, outcome(1)))
+    monkeypatch.setattr(job, "_cured", cured)
+    with pytest.raises(NoExportError, match=r"shows another defect: with all cures .* but 4423-silent it passes"):
+        job.export(result, "megatron-core-4423", tmp_path, None, cured=True)
+    assert asked == ["4423-silent", "-4423-silent"]
+    assert not (tmp_path / SCRIPT).exists()
 
 
 def test_a_warning_is_compared_with_none() -> None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from shardproof.loading import as_loaded
 from shardproof.models import model_spec
-from shardproof.program import changes, kinds_of, meshes, named_programs
+from shardproof.program import changes, kinds_of, load_mesh, moves, named_programs
 from shardproof.protocol.features import Feature
 from shardproof.scenario import AXES, Scenario
 
@@ -352,6 +352,11 @@ def _part_limit(system: str, axis: str, part: str, allowed: Allowed) -> Limit | 
 def _refuses(axis: str, value: Callable[[Any], bool]) -> Callable[[Scenario], bool]:
     """Whether a scenario has a value that is refused. What is allowed of `mesh` binds the ranks that load as well: a
     system of two ranks cannot load on the four that `load=grow` asks for."""
-    if axis == "mesh":
-        return lambda s: any(value(mesh) for mesh in meshes(s))
-    return lambda s: s.fact(axis, value)
+
+    def refuses(scenario: Scenario) -> bool:
+        if scenario.fact(axis, value):
+            return True
+        there = load_mesh(scenario) if axis == "mesh" and moves(scenario) else None
+        return there is not None and value(there)
+
+    return refuses

@@ -363,3 +363,18 @@ def test_planning_imports_nothing_heavy() -> None:
     program += f"print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('modle = "moe"', r"mine\.toml: scenario 1: axis: given 'modle' \(did you mean model\?\).*: dtype = \"bf16\"$"),
+        ('model = "moee"', r"mine\.toml: scenario 1: model: given 'moee' \(did you mean moe\?\)"),
+        ('system = "megatron"', r"mine\.toml: scenario 1: system: given 'megatron'"),
+    ],
+)
+def test_an_error_in_a_scenario_names_its_file(line: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'schema = 1\ntitle = "Mine"\n\n[scenario]\n{line}\n', "utf-8")
+    with pytest.raises(UsageError, match=said):
+        load_space(str(file))

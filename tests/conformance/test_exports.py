@@ -80,6 +80,9 @@ UNWRITTEN = {
     ("transformer-engine", "tensor-lr"): "of their own load",
     ("deepspeed", "round-robin-switched"): "of their own load",  # docs/finding-scripts has one
     ("deepspeed", "universal-short-3"): "cannot read",
+    ("deepspeed", "coalesced-dtype"): "does not show it",
+    ("deepspeed", "many-backwards"): "does not show it",
+    ("deepspeed", "many-backwards-offload"): "does not show it",
     ("transformer-engine", "3318"): "cannot read",
     ("transformer-engine", "143828"): "settings of param groups",
     ("transformer-engine", "flatten-empty-group"): "does not show it",

@@ -60,7 +60,8 @@ def main(what: str, folder: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in ("save", "load"):
-        raise SyntaxError("python automodel-multipliers.py save|load FOLDER")
+        print("python automodel-multipliers.py save|load FOLDER")
+        sys.exit(125)
     status = main(*sys.argv[1:])
     dist.destroy_process_group()
     sys.exit(status)

@@ -27,6 +27,8 @@ def main(rank: int, folder: str, wrong: Any) -> None:
             model(torch.ones(1, 4)).sum().backward()
             print(f"rank {rank}, static_graph={static_graph}: accumulated", flush=True)
         except RuntimeError as error:
+            if not static_graph or "expect_autograd_hooks_" not in str(error):
+                raise
             wrong.value = 1
             print(f"rank {rank}, static_graph={static_graph}: {str(error)[:50]}", flush=True)
     dist.destroy_process_group()

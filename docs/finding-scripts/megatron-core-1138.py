@@ -33,5 +33,6 @@ schedule.step(increment=4)
 second, own = build(0.1, override=True)
 second.load_state_dict(first.state_dict())
 own.load_state_dict(schedule.state_dict())
-print(f"learning rate after the load: {second.param_groups[0]['lr']}, asked for 0.1")
-sys.exit(second.param_groups[0]["lr"] != 0.1)
+loaded = second.param_groups[0]["lr"]
+print(f"learning rate after the load: {loaded}, asked for 0.1")
+sys.exit({1.0: 1, 0.1: 0}.get(loaded, 125))

@@ -31,7 +31,7 @@ class Norm(nn.Module):
         return self.weight * x
 
 
-def main(rank, folder, wrong):
+def main(rank, folder, status):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -39,13 +39,13 @@ def main(rank, folder, wrong):
     tokens = torch.tensor([[1.0], [2.0**-9]]).expand(2, 4).bfloat16()
     norm(distribute_tensor(tokens, mesh["tp"], [Shard(0)])).sum().backward()
     gradient = norm.weight.grad.full_tensor()
-    wrong.value = gradient[0].item() == 1.0
+    status.value = {1.0: 1, 1 + 2**-9: 0}.get(gradient[0].item(), 125)
     if rank == 0:
         print(f"torch {torch.__version__}: gradient {gradient[0].item()}, in fp32 {1 + 2**-9}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
-    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=2)
-    sys.exit(wrong.value)
+    status = torch.multiprocessing.get_context("spawn").Value("i", 125)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), status), nprocs=2)
+    sys.exit(status.value)

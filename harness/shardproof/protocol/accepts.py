@@ -352,11 +352,11 @@ def _part_limit(system: str, axis: str, part: str, allowed: Allowed) -> Limit | 
 def _refuses(axis: str, value: Callable[[Any], bool]) -> Callable[[Scenario], bool]:
     """Whether a scenario has a value that is refused. What is allowed of `mesh` binds the ranks that load as well: a
     system of two ranks cannot load on the four that `load=grow` asks for."""
+    if axis != "mesh":
+        return lambda scenario: scenario.fact(axis, value)
 
     def refuses(scenario: Scenario) -> bool:
-        if scenario.fact(axis, value):
-            return True
-        there = load_mesh(scenario) if axis == "mesh" and moves(scenario) else None
-        return there is not None and value(there)
+        there = load_mesh(scenario) if moves(scenario) else None
+        return scenario.fact(axis, value) or (there is not None and value(there))
 
     return refuses

@@ -472,7 +472,7 @@ def _stated(document: Table) -> tuple[Mapping[str, str], ...]:
     for table in document.tables("scenario"):
         unknown = next((axis for axis in table.content if axis not in AXES), None)
         if unknown is not None:
-            raise UsageError.of(f"{table.where}: axis", unknown, AXES, 'dtype = "bf16"')
+            raise table.wrong("axis", unknown, AXES, 'dtype = "bf16"')
         try:
             axes = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
             system_named(axes.get("system", Scenario().system))

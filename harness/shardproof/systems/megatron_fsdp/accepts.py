@@ -130,6 +130,12 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: "no_overlap_reduce" in s.options and s.sharding == "zero2" and before(s.version, "0.3"),
         "before 0.3.0 gradients sharded by zero2 have to be reduced while the backward pass runs",
         "megatron_fsdp/megatron_fsdp.py (0.2.3), MegatronFSDP.__init__",
+        LibraryError(
+            "AssertionError",
+            "",
+            "build",
+            {"version": "0.2.3", "sharding": "zero2", "options": "neutral_start+no_overlap_reduce"},
+        ),
     ),
     Limit(
         "gpt",

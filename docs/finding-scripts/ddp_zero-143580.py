@@ -31,7 +31,8 @@ def main(rank: int, folder: str, wrong: Any) -> None:
                 raise
             wrong.value = 1
             print(f"rank {rank}, static_graph={static_graph}: {str(error)[:50]}", flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # to tear down what failed now and then aborts the process
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     made, plain = _shown(result, known, folder, ranks, paths)
     own = _cured(system, made, folder, ranks, paths, made.description.cure) if cured and made.description.cure else None
     together = _cured(system, made, folder, ranks, paths, "") if own is not None and not own.passes else None
-    others = _cured(system, made, folder, ranks, paths, f"-{made.description.cure}") if own is not None else None
+    others = _others_cured(system, made, folder, ranks, paths) if own is not None else None
     if others is not None and others.passes:
         of = f"{system.name} {result.version}"
         reason = f"the script shows another defect: with all cures of {of} but {made.description.cure} it passes"
@@ -224,18 +224,33 @@ def _cured(
     """The script on a copy of the library with the defect cured.
 
     Args:
-        wanted: the cure's id; empty for all cures; the id behind a `-` for all but this one.
+        wanted: the cure's id; empty for all cures.
     """
+    found, places = _copy(system, ranks, paths, wanted)
+    if made.description.cure not in found.applied:
+        return ScriptOutcome(
+            -1, "", f"the cure {made.description.cure} does not apply: {found.left[made.description.cure]}"
+        )
+    return run(folder / SCRIPT, ranks.path, places, found.sources)
 
+
+def _others_cured(
+    system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]
+) -> ScriptOutcome:
+    """The script on a copy of the library with every defect cured but its own."""
+    (own,) = cures.cures_asked_for(system, made.description.cure)
+    found, places = _copy(system, ranks, paths, own.all_but_this)
+    return run(folder / SCRIPT, ranks.path, places, found.sources)
+
+
+def _copy(
+    system: System, ranks: Interpreter, paths: tuple[Path, ...], wanted: str
+) -> tuple[cures.Cured, tuple[Path, ...]]:
+    """What the cures that are wanted come to on a library, and where its files lie."""
     places = (*paths, Path(ranks.site))  # a cure may be that of a library that this one stands on
 
     def source(name: str) -> str | None:
         file = next((path / name for path in places if (path / name).is_file()), None)
         return file.read_text("utf-8") if file else None
 
-    found = cures.apply(cures.cures_asked_for(system, wanted), source)
-    if not wanted.startswith("-") and made.description.cure not in found.applied:
-        return ScriptOutcome(
-            -1, "", f"the cure {made.description.cure} does not apply: {found.left[made.description.cure]}"
-        )
-    return run(folder / SCRIPT, ranks.path, places, found.sources)
+    return cures.apply(cures.cures_asked_for(system, wanted), source), places

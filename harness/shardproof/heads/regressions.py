@@ -110,7 +110,7 @@ def beyond(kept: Regression, result: Result, known: KnownIssues, examine: Callab
         return result
     system = system_named(result.system)
     own = next((cure for cure in available(system) if cure.id == kept.finding.cure), None)
-    wanted = ",".join(f"-{each}" for each in (own.id, *own.hidden_by)) if own else ""
+    wanted = own.all_but_this if own else ""
     cured = replace(result.scenario, version=with_cures(result.scenario.release, wanted))
     return examine(cured) if available(system) else result
 

@@ -84,6 +84,11 @@ class Cure:
     instead: str = ""
 
     @property
+    def all_but_this(self) -> str:
+        """What follows `+cured:` for every cure but this one and those that hide its defect as well."""
+        return ",".join(f"-{each}" for each in (self.id, *self.hidden_by))
+
+    @property
     def changed_lines(self) -> int:
         """How many lines it adds and takes away."""
         return sum(line[0] != " " for hunks in self.files.values() for hunk in hunks for line in hunk.lines)

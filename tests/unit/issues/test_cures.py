@@ -79,6 +79,11 @@ def test_some_all_and_all_but_one() -> None:
     assert {cure.id for cure in cures.cures_asked_for(system, "")} == every
     assert {cure.id for cure in cures.cures_asked_for(system, "2777,megatron-core-5077")} == {"2777", "5077"}
     assert {cure.id for cure in cures.cures_asked_for(system, "-2777")} == every - {"2777"}
+    (masking,) = cures.cures_asked_for(system, "4423")  # a cure before it hides its defect
+    assert {cure.id for cure in cures.cures_asked_for(system, masking.all_but_this)} == every - {
+        "4423",
+        "fsdp-plain-state",
+    }
 
 
 @pytest.mark.parametrize(("system", "wanted"), [("megatron-core", "nothing-like-it"), ("megatron-core", "2777,-5077")])

@@ -50,10 +50,6 @@ BEHIND = {
     ("megatron-core", "1553-replicate"): "5929 raises once this one is cured",
     ("megatron-core", "plain-no-state"): "plain-load-step raises once this one is cured",
     ("megatron-core", "int16-exchange"): "2576 raises once this one is cured",
-    ("megatron-core", "3754"): "norm norm",
-    ("torch-fsdp2", "194664"): "does not show it",
-    ("torch-fsdp2", "196083-full"): "does not show it",
-    ("megatron-core", "shared-step"): "another defect changes the step once this one is cured",
     ("megatron-core", "4423-odd"): "4423's other face, a missing to_local, raises once this one is cured",
     ("megatron-bridge", "finetune-fp32-offload"): "Megatron-Core's refresh does nothing then: its reload-fp32-offload",
 }
@@ -70,6 +66,9 @@ UNWRITTEN = {
     ("transformer-engine", "190626"): "comparisons of steps",
     ("transformer-engine", "3207"): "comparisons of steps",
     ("megatron-core", "precision-aware-recipe"): "comparisons of steps",
+    ("megatron-core", "3754"): "norm norm",
+    ("torch-fsdp2", "194664"): "does not show it",
+    ("torch-fsdp2", "196083-full"): "does not show it",
     ("megatron-core", "shared-step"): "shows another defect",  # dp-reshardable-step, at the load before it
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one

@@ -85,7 +85,8 @@ class Cure:
 
     @property
     def all_but_this(self) -> str:
-        """What follows `+cured:` for every cure but this one and those that hide its defect as well."""
+        """The words after `+cured:` that ask for every cure of the system but this one and the cures that hide its
+        defect as well, such as `-4423,-fsdp-plain-state`."""
         return ",".join(f"-{each}" for each in (self.id, *self.hidden_by))
 
     @property

@@ -7,6 +7,7 @@ which names the grid, needs no numpy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import floor, log2
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,24 @@ UNIT = {"wide": 2.0**-12, "alternate": 2.0**-12, "narrow": 2.0**-4, "cancelling"
 """The value of one unit of each kind."""
 
 
+SMALL_CLIP = 2.0**-4
+"""Below this bound of a gradient norm gradients are made smaller too, as at the end of a training: there the 1e-6 that
+every library adds to the norm counts, and with it where and how often it is added."""
+
+
+def scale_for(clip: float, dtypes: str) -> float:
+    """What gradients are multiplied by when they are clipped to a norm: a power of two, which changes no exactness.
+
+    Args:
+        clip: the bound, 0 for none. dtypes: the dtype policy; fp16 has no room for small gradients.
+    """
+    return 2.0 ** floor(log2(clip)) if 0.0 < clip < SMALL_CLIP and "fp16" not in dtypes else 1.0
+
+
 def choose_grid(
-    stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int, alone: str = "", parted: bool = False
-) -> Grid:
+    stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int, alone: str = "",
+    parted: bool = False, scale: float = 1.0,
+) -> Grid:  # fmt: skip
     """The most sensitive grid that is still exact in every declared stage.
 
     For example, gradients that are computed in bf16 and reduced in fp32 over four ranks get a `wide` grid: each rank's
@@ -45,7 +61,7 @@ def choose_grid(
         compute: declared dtype of the forward and of the gradient it produces.
         dp: number of data-parallel ranks. microbatches: forward/backward passes a step.
         alone: when one rank contributes for all, as in `Grid`.
-        parted: whether the gradient is also a sum over more than one tensor-parallel rank.
+        parted: whether the gradient is also a sum over more than one tensor-parallel rank. scale: see `scale_for`.
     """
     accumulate, reduce, main_grad = stage_dtypes
     sums_are_fp32 = accumulate == reduce == "fp32"
@@ -58,4 +74,4 @@ def choose_grid(
         by_rank = "cancelling"
     # What one rank contributes for all may be of another kind than what all do; they share the finer unit.
     unit = min(UNIT[by_rank], UNIT[by_one]) if alone else UNIT[by_rank]
-    return Grid(by_rank, unit, alone, by_one if alone else "", parted)
+    return Grid(by_rank, unit * scale, alone, by_one if alone else "", parted)

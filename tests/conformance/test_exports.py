@@ -66,6 +66,7 @@ UNWRITTEN = {
     ("transformer-engine", "190626"): "comparisons of steps",
     ("transformer-engine", "3207"): "comparisons of steps",
     ("megatron-core", "precision-aware-recipe"): "comparisons of steps",
+    ("deepspeed", "8171"): "hyperparameter bits",
     ("megatron-core", "3754"): "norm norm",
     ("torch-fsdp2", "194664"): "does not show it",
     ("torch-fsdp2", "196083-full"): "does not show it",

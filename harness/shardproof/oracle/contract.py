@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from shardproof.axes_read import by_axes
-from shardproof.grid import Grid, choose_grid
+from shardproof.grid import Grid, choose_grid, scale_for
 from shardproof.loading import scenario_during
 from shardproof.models import ModelSpec, ModuleSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from shardproof.oracle.inputs import (
@@ -282,6 +282,7 @@ class Contract:
         return choose_grid(
             (stage.accumulate, stage.reduce, stage.main_grad), stage.compute,
             gradient_ranks(scenario, spec, mesh.dp), scenario.microbatches, alone, spec.partial and mesh.tp > 1,
+            scale_for(scenario.optimizer.clip, str(scenario.dtype)),
         )  # fmt: skip
 
     def has_scales(self, scenario: Scenario) -> bool:

@@ -27,6 +27,8 @@ STEP = 2
 LEFT_OVER = 0.25
 """What share of a value may be in no piece, as where ranks hold one element each, and the value still counts as
 held."""
+LONGEST_GAP = 32
+"""So many bytes in a row without a piece that is found are no cut of ranks: they are in no file, however large the rest."""
 LEAST_SHARE = 0.25
 """If fewer than this share of the parameters are in the files, they are stored in another form."""
 
@@ -84,18 +86,23 @@ def _held(value: Value, files: Sequence[Path]) -> bool:
     """Whether the bytes of a value are in the files, in one piece or cut into pieces, wherever a format cuts them."""
     with ExitStack() as stack:
         contents = [_opened(path, stack) for path in files]
-        return _uncovered(value.data, contents) <= LEFT_OVER * len(value.data)
+        gaps = _gaps(value.data, contents)
+        return sum(gaps) <= LEFT_OVER * len(value.data) and max(gaps, default=0) < LONGEST_GAP
 
 
-def _uncovered(data: bytes, contents: Sequence[mmap.mmap]) -> int:
-    """How many bytes are in no piece of `PIECE` bytes or more that some file has."""
-    at = left_over = 0
+def _gaps(data: bytes, contents: Sequence[mmap.mmap]) -> list[int]:
+    """The lengths in bytes of what lies between the pieces of `PIECE` bytes or more that some file has."""
+    at, gaps, follows = 0, [], False
     while at < len(data):
         length = _longest(data, at, contents)
-        if length < PIECE:
-            left_over += STEP
-        at += length if length >= PIECE else STEP
-    return min(left_over, len(data))
+        gap = length < PIECE
+        length = min(STEP, len(data) - at) if gap else length
+        if gap and follows:
+            gaps[-1] += length
+        elif gap:
+            gaps.append(length)
+        at, follows = at + length, gap
+    return gaps
 
 
 def _longest(data: bytes, at: int, contents: Sequence[mmap.mmap]) -> int:

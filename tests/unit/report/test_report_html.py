@@ -155,6 +155,15 @@ def test_the_headline_is_honest(results: list, banner: str, look: str) -> None: 
     assert f'<h1 class="is-{look}">{banner}</h1>' in text
 
 
+def test_a_pass_of_a_cured_library_says_which_one_was_cured_and_leads_to_the_list() -> None:
+    cured = replace(samples.passing(), version="0.16.1+cured", cured=("2777", "5077"))
+    text = render_index(replace(samples.report(cured), missing=()))
+    link = f'<a href="#cured">2 known defects of {cured.system} 0.16.1 cured</a>'
+    assert f"The one scenario that ran passes, with {link}</h1>" in text
+    assert 'id="cured"' in text
+    assert "cured" not in render_index(replace(samples.report(samples.passing()), missing=())).split("</header>")[0]
+
+
 def test_an_exit_of_0_in_spite_of_failures_says_why() -> None:
     known = replace(samples.report(samples.passing(), samples.hang()), missing=())
     assert "Exit status 0 in spite of 1 failure: it is a defect that is known, and nothing new failed." in render_index(

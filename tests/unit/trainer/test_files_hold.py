@@ -45,6 +45,16 @@ def test_what_is_in_no_file_is_missing_but_for_what_may_be(tmp_path: Path) -> No
     assert wording.of_written(held(tmp_path)) == told
 
 
+def test_a_lost_row_is_missing_although_nine_tenths_are_there(tmp_path: Path) -> None:
+    large = value(4, 160)
+    live = {("param", "w"): large, ("param", "v"): value(5)}
+    (tmp_path / "b.bin").write_bytes(value(5).data)
+    (tmp_path / "a.bin").write_bytes(large.data[:-64] + large.data[-128:-64])
+    assert written(tmp_path, live, (), ranks=4).missing == (("param", "w"),)
+    (tmp_path / "a.bin").write_bytes(large.data[:-12])  # shorter than a cut of ranks may be
+    assert written(tmp_path, live, (), ranks=4).missing == ()
+
+
 def test_where_no_parameter_is_in_the_files_they_are_converted(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(LIVE["exp_avg", "w"].data)
     assert held(tmp_path).converted

@@ -36,6 +36,7 @@ PERSISTENT, EAGER = "persistent", "eager_release"
 MANY, BOUNDARY, NO_SYNC = "many_backwards", "own_boundary", "no_sync"
 UNMANAGED, COALESCED = "unmanaged", "coalesced"
 NO_OPTIMIZER, WRITER = "no_optimizer_states", "python_writer"
+OFFLOADS = "offload_states"
 ACCUMULATES = (MANY, BOUNDARY, NO_SYNC, UNMANAGED, COALESCED)
 """Switches with which the caller says where accumulation ends, and calls `engine.step` once."""
 IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
@@ -54,6 +55,8 @@ OPTIONS = {
     NO_OPTIMIZER: "the model alone is loaded by load_checkpoint with load_optimizer_states=False and "
     "load_lr_scheduler_states=False, in place of load_module_only=True",
     WRITER: "checkpoint.writer of type python: FastCheckpointEngine writes the files, one rank for each of them",
+    OFFLOADS: "engine.offload_states and engine.reload_states after every step, as trainers for RL do; "
+    "in stage 3 of parameters and gradients in low precision alone, since the rest has to be DeepSpeed's FusedAdam's",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",
@@ -73,6 +76,7 @@ _COALESCES = Feature("coalesce_grad_reduction", "0.19.1", "runtime/engine.py: De
 _WRITES = Feature(
     "python_writer", "0.17", "runtime/checkpoint_engine/fast_checkpoint_engine.py: FastCheckpointEngine.save"
 )
+_OFFLOADS = Feature("offload_states", "0.19", "runtime/engine.py: DeepSpeedEngine._refine_include_states")
 _UNMANAGED = Feature(
     "managed_gradient_accumulation", "0.19.4", "runtime/engine.py: DeepSpeedEngine.managed_gradient_accumulation"
 )
@@ -142,6 +146,30 @@ LIMITS = (
         "writer-release",
         lambda s: WRITER in s.options and lacks(s, _WRITES),
         "checkpoint.writer is read from 0.17 on",
+    ),
+    Limit(
+        "offloads-release",
+        lambda s: OFFLOADS in s.options and lacks(s, _OFFLOADS),
+        "before 0.19 offload_states is for DeepSpeed's FusedAdam (stage 3) or for pinned memory (stages 1 and 2)",
+        "deepspeed/runtime/zero/stage3.py, offload_states",
+        LibraryError(
+            "AssertionError",
+            "Offloading is supported only for DeepSpeed FusedAdam",
+            "step",
+            {"sharding": "fully_shard", "options": OFFLOADS, "version": "0.18.9"},
+        ),
+    ),
+    Limit(
+        "offloads-bf16-optimizer",
+        lambda s: OFFLOADS in s.options and takes_bf16_optimizer(s),
+        "the optimizer of stage 1 in bf16 with gradients in fp32 has no offload_states",
+        "deepspeed/runtime/engine.py, offload_states",
+        LibraryError(
+            "AttributeError",
+            "'BF16_Optimizer' object has no attribute 'offload_states'",
+            "step",
+            {"sharding": "zero1", "options": OFFLOADS, "dtype": "bf16/reduce=fp32"},
+        ),
     ),
     Limit(
         "other-world",

@@ -19,6 +19,7 @@ from shardproof.systems.deepspeed.accepts import (
     EAGER,
     NO_OPTIMIZER,
     NO_REDUCE_SCATTER,
+    OFFLOADS,
     OVERLAP,
     PERSISTENT,
     SMALL_BUCKETS,
@@ -210,13 +211,18 @@ def _build(values: dict[str, Any]) -> list[str]:
 def _step(case: FailureCase) -> list[str]:
     count = case.scenario.microbatches
     ones = "torch.ones(1, requires_grad=True)"
-    exact = case.focus.kind in (TRAINED, WRITTEN)
+    exact, around = case.focus.kind in (TRAINED, WRITTEN), []
+    if OFFLOADS in case.scenario.options:
+        kinds = "deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum"
+        some = f"[{kinds}.lp_params]" if STAGES[case.scenario.sharding] == 3 else ""
+        around = [f"model.offload_states({some})", "model.reload_states()"]
     if count == 1:
         loss = f"model(({ones}, $number))[0].sum()" if exact else f"model({ones}).sum()"
-        return [f"model.backward({loss})", "model.step()"]
+        return [f"model.backward({loss})", "model.step()", *around]
     batches = f"range({count} * $number, {count} * $number + {count})" if exact else f"range({count})"
     loss = f"model(({ones}, batch))[0].sum()" if exact else f"model({ones}).sum()"
-    return [f"for {'batch' if exact else '_'} in {batches}:", f"    model.backward({loss})", "    model.step()"]
+    every = f"for {'batch' if exact else '_'} in {batches}:"
+    return [every, f"    model.backward({loss})", "    model.step()", *around]
 
 
 def _config(scenario: Scenario) -> dict[str, Any]:

@@ -19,11 +19,12 @@ def clip_by_inverse(squares: float, dtypes: Collection[str], clip: Clip) -> tupl
 
 
 def clip_directly(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[float, Any]:
-    """`contract.DIRECT_CLIPPING`: the norm, and the coefficient, if it is below 1."""
+    """`contract.DIRECT_CLIPPING`: the norm, and the coefficient, if it is below 1. torch divides a number by a tensor by
+    multiplying with its inverse, which rounds twice."""
     import numpy as np
 
     norm = np.float32(np.sqrt(squares))
-    coefficient = np.float32(clip.bound) / (norm + np.float32(1e-6))
+    coefficient = np.float32(1) / (norm + np.float32(1e-6)) * np.float32(clip.bound)
     return float(norm), coefficient if coefficient < 1 else None
 
 

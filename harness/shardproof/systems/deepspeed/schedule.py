@@ -22,8 +22,14 @@ from shardproof.systems.deepspeed.contract import OWN_SCHEDULES
 RISING, LOGARITHMIC, TOTAL, START, FLOOR = 2, 4, 8, 0.25, 0.0625
 
 
-def asked_schedule(name: str, rates: Sequence[float]) -> dict[str, Any]:
-    """The table `scheduler` of the engine's configuration. rates: the learning rate of each param group."""
+def asked_schedule(name: str, rates: Sequence[float], rates_are_default: bool = False) -> dict[str, Any]:
+    """The table `scheduler` of the engine's configuration.
+
+    Args:
+        rates: the learning rate of each param group.
+        rates_are_default: whether WarmupLR rises to them unless it is told otherwise, as it does since 0.17.2; then it
+            is told nothing, as most users do.
+    """
     own: dict[str, Any]
     match name:
         case "linear":
@@ -35,6 +41,8 @@ def asked_schedule(name: str, rates: Sequence[float]) -> dict[str, Any]:
             kind, own = "WarmupLR", {"warmup_num_steps": LOGARITHMIC}
     if name != "cosine":
         own |= {"warmup_min_lr": 0.0, "warmup_max_lr": list(rates)}
+    if name == "warmup" and rates_are_default:
+        del own["warmup_max_lr"]
     return {"type": kind, "params": own | {"warmup_type": "log" if name == "warmup" else "linear"}}
 
 

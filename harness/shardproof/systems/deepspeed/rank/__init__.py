@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from shardproof.systems.deepspeed.accepts import (
     NO_OPTIMIZER,
     NO_REDUCE_SCATTER,
     NO_SYNC,
+    OFFLOADS,
     OVERLAP,
     PERSISTENT,
     SMALL_BUCKETS,
@@ -157,7 +159,8 @@ class Rank(TorchRank):
         own = config(self.scenario, self.contract.at_build(self.scenario, op.init_seed))
         if (name := self.scenario.optimizer.schedule) in OWN_SCHEDULES:
             kept = [group for group in optimizer.param_groups if group["params"]]  # the engine drops the others
-            own["scheduler"] = asked_schedule(name, [group["lr"] for group in kept])
+            default = signature(library().runtime.lr_schedules.WarmupLR).parameters["warmup_max_lr"].default
+            own["scheduler"] = asked_schedule(name, [group["lr"] for group in kept], default is None)
         self.engine, _, _, scheduler = library().initialize(
             model=root, optimizer=optimizer, config=own, lr_scheduler=self._scheduler(), dist_init_required=False
         )
@@ -167,6 +170,11 @@ class Rank(TorchRank):
         self._train(op, overflow=False)
         if self.scenario.optimizer.clip:
             self.norm = torch.as_tensor(self.engine.get_global_grad_norm())
+        if OFFLOADS in self.scenario.options:
+            kinds = import_module("deepspeed.runtime.zero.offload_config").OffloadStateTypeEnum
+            some = [kinds.lp_params, kinds.lp_grads, kinds.contiguous_grad_buffer]
+            self.engine.offload_states(some if self.scenario.sharding == "fully_shard" else None)
+            self.engine.reload_states()
 
     def overflow(self, op: Op) -> None:
         self._train(op, overflow=True)

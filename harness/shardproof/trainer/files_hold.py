@@ -28,7 +28,7 @@ LEFT_OVER = 0.25
 """What share of a value may be in no piece, as where ranks hold one element each, and the value still counts as
 held."""
 LONGEST_GAP = 32
-"""So many bytes in a row without a piece that is found are no cut of ranks: they are in no file, however large the rest."""
+"""So many bytes in a row without a found piece are no cut of ranks: they are in no file, however large the rest."""
 LEAST_SHARE = 0.25
 """If fewer than this share of the parameters are in the files, they are stored in another form."""
 

@@ -19,8 +19,8 @@ def clip_by_inverse(squares: float, dtypes: Collection[str], clip: Clip) -> tupl
 
 
 def clip_directly(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[float, Any]:
-    """`contract.DIRECT_CLIPPING`: the norm, and the coefficient, if it is below 1. torch divides a number by a tensor by
-    multiplying with its inverse, which rounds twice."""
+    """`contract.DIRECT_CLIPPING`: the norm, and the coefficient, if it is below 1. A number that
+    torch divides by a tensor is multiplied with its inverse, which rounds twice."""
     import numpy as np
 
     norm = np.float32(np.sqrt(squares))

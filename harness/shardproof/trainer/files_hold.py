@@ -92,7 +92,8 @@ def _held(value: Value, files: Sequence[Path]) -> bool:
 
 def _gaps(data: bytes, contents: Sequence[mmap.mmap]) -> list[int]:
     """The lengths in bytes of what lies between the pieces of `PIECE` bytes or more that some file has."""
-    at, gaps, follows = 0, [], False
+    gaps: list[int] = []
+    at, follows = 0, False
     while at < len(data):
         length = _longest(data, at, contents)
         gap = length < PIECE

@@ -216,7 +216,7 @@ class TorchRank:
             for fqn, direction in self.directions.items():
                 yield self.sharded(op, "direction", self.spec.param(fqn), direction)
             if self.norm is not None:
-                yield self.whole(op, "norm", "total_norm", self.norm.float())
+                yield self.whole(op, "norm", "total_norm", self.norm)
 
     # Hooks: construction
 
@@ -306,7 +306,7 @@ class TorchRank:
         """Clip the gradients by their global norm, and keep the norm that was reported."""
         ask = self.scenario.optimizer
         norm = nn.utils.clip_grad_norm_(self.params.values(), ask.clip, foreach=ask.impl == "foreach" or None)
-        self.norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self.norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).float()
 
     def capture_gradients(self) -> None:
         """Copy the gradients as the optimizer is about to see them."""

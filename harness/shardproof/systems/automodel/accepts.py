@@ -29,6 +29,7 @@ from shardproof.protocol.accepts import (
 from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from shardproof.systems.automodel import pretrained
+from shardproof.systems.automodel.contract import CLIPS
 from shardproof.systems.automodel.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from shardproof.systems.automodel.models import HF_SPECS, REAL, REAL_NEMOTRON, REAL_QWEN
 from shardproof.systems.automodel.pretrained import (
@@ -101,7 +102,7 @@ _STORAGE_RESOLVED = Feature(
 )
 FEATURES = (
     *_NATIVE.values(), _RESHARD, _RESHARD_BY_DTYPE, _REPLICATES, _OWNED_PARALLELIZER, _GENERATORS_AS_TENSORS,
-    _STORAGE_RESOLVED,
+    _STORAGE_RESOLVED, CLIPS,
 )  # fmt: skip
 """What limits ask of a release or of a tree's source."""
 
@@ -141,14 +142,14 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "clip-tensor-parallel",
-        lambda s: s.optimizer.clip > 0 and fsdp2.tensor_parallel(s),
-        "torch clips gradients of one mesh; automodel's own clip_grad_norm, which sorts them by mesh, is not driven",
+        lambda s: s.optimizer.clip > 0 and fsdp2.tensor_parallel(s) and lacks(s, CLIPS),
+        "before 0.6.0 torch clips here, and takes gradients of one mesh; automodel's own clip_grad_norm sorts them by mesh",
         "components/training/utils.py, clip_grad_norm",
         LibraryError(
             "RuntimeError",
             "must have the same mesh",
             "step",
-            {"mesh": "1x1x2", "optimizer": "adamw/clip=1.0", "program": "train"},
+            {"version": "0.5.0", "mesh": "1x1x2", "optimizer": "adamw/clip=1.0", "program": "train"},
         ),
     ),
     Limit(

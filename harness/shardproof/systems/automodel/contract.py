@@ -12,10 +12,17 @@ from shardproof.observe.record import LIVE
 from shardproof.oracle.contract import Clause, Contract
 from shardproof.oracle.inputs import Stages
 from shardproof.program import expand
+from shardproof.oracle.inputs import DOUBLE_CLIPPING, Clip
+from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import FLOAT_DTYPES, Mesh, Scenario
 from shardproof.systems.automodel import pretrained
 from shardproof.systems.automodel.generators import automodel_streams
 from shardproof.versions import before
+
+
+CLIPS = Feature("sorts_gradients_by_mesh", "0.6.0", "components/training/utils.py: _combine_norms")
+"""`clip_grad_norm` that adds up the squares of gradients in double precision. Earlier ones round on the way in ways that no
+oracle here follows: there torch's clips, where all gradients are on one mesh."""
 
 
 class AutomodelContract(Contract):
@@ -33,6 +40,11 @@ class AutomodelContract(Contract):
             "with seed s the generators of Python, numpy and torch of rank r start from s + r; a load gives every rank "
             "its own back",
             "nemo_automodel.components.training.rng.StatefulRNG, ranked=True; Checkpointer.save_on_global_ranks",
+        ),
+        Clause(
+            "gradients are clipped by the norm of all of them, whichever mesh they lie on; norm and coefficient are in "
+            "double precision",
+            "nemo_automodel.components.training.utils, clip_grad_norm (0.6.0)",
         ),
     )
     trainable_only = True
@@ -53,6 +65,12 @@ class AutomodelContract(Contract):
 
     def schedule_share(self, scenario: Scenario) -> str:
         return SHARE if scenario.optimizer.schedule in OWN_SCHEDULES else ""
+
+    def clip(self, scenario: Scenario) -> Clip | None:
+        bound = scenario.optimizer.clip
+        if not bound or lacks(scenario, CLIPS):
+            return super().clip(scenario)
+        return Clip(bound, "fp64", DOUBLE_CLIPPING)
 
     def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
         return pretrained.buffer(scenario, dtype, module, mesh) if dtype in FLOAT_DTYPES else dtype

@@ -34,8 +34,10 @@ from shardproof.models import NamedParam, draws
 from shardproof.observe.generators import KEEP, SEED_OF_A_BUILD
 from shardproof.observe.record import Record
 from shardproof.program import Op
+from shardproof.protocol.features import lacks
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Optimizer, Scenario
+from shardproof.systems.automodel.contract import CLIPS
 from shardproof.systems.automodel.models import REAL, REAL_LLAMA
 from shardproof.systems.automodel.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from shardproof.torch_loop.loop import ProbeParallel, TorchRank, TrainState, context_of, rehearse
@@ -145,6 +147,14 @@ class Rank(TorchRank):
             return super().make_scheduler(optimizer)
         first = optimizer.param_groups[0]
         return library().OptimizerParamScheduler(optimizer, **asked(name, first["lr"], first["weight_decay"]))
+
+    def clip(self) -> None:
+        """As a recipe does: gradients of all meshes by one norm."""
+        if lacks(self.scenario, CLIPS):
+            return super().clip()
+        ask = self.scenario.optimizer
+        self.norm = library().clip_grad_norm(ask.clip, [self.state.model], foreach=ask.impl == "foreach")
+        return None
 
     def step_schedule(self) -> None:
         if self.scenario.optimizer.schedule in OWN_SCHEDULES:

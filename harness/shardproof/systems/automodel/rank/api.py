@@ -20,6 +20,7 @@ from nemo_automodel.components.distributed import parallelizer, parallelizer_uti
 from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.optim.scheduler import OptimizerParamScheduler as OptimizerParamScheduler
 from nemo_automodel.components.training.rng import StatefulRNG
+from nemo_automodel.components.training.utils import clip_grad_norm as clip_grad_norm
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard

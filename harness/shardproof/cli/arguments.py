@@ -181,13 +181,13 @@ def package_of(scenario: Scenario) -> Package:
         UsageError: its system has none.
     """
     from shardproof.protocol.registry import all_systems, system_named
-    from shardproof.protocol.releases import package
+    from shardproof.protocol.releases import package_of
 
-    name = system_named(scenario.system).under_test
-    if not name:
+    system = system_named(scenario.system)
+    if not system.under_test:
         systems = [info.name for info in all_systems() if info.under_test]
         raise UsageError.of("--system", scenario.system, systems or "none here", "--system megatron-core")
-    return package(name)
+    return package_of(system)
 
 
 def one_package(scenarios: Sequence[Scenario]) -> Package:

@@ -20,7 +20,7 @@ from shardproof import __version__
 from shardproof.errors import HarnessError, UsageError
 from shardproof.laboratory.laboratory import scratch_folder
 from shardproof.protocol.registry import all_systems
-from shardproof.protocol.releases import Package, package
+from shardproof.protocol.releases import Package, package_of
 from shardproof.protocol.system import System
 from shardproof.scenario import Scenario
 from shardproof.space.files import load_space
@@ -75,9 +75,9 @@ def examine(python: str | None = None, *, newer: bool = False) -> str:
             for what, how in _device_choices(info, device)
         ]
         if info.under_test:
-            lines += [_INDENT + line for line in _releases(info, package(info.under_test), ranks)]
+            lines += [_INDENT + line for line in _releases(info, package_of(info), ranks)]
             if newer:
-                lines += [_INDENT + line for line in _newer(package(info.under_test), ranks)]
+                lines += [_INDENT + line for line in _newer(package_of(info), ranks)]
     return "\n".join(lines) + "\n"
 
 

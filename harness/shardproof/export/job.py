@@ -19,7 +19,7 @@ from shardproof.export.trial import ScriptOutcome, run
 from shardproof.issues import cures
 from shardproof.program import changes
 from shardproof.protocol.registry import all_systems, system_named
-from shardproof.protocol.releases import package
+from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
 from shardproof.result import Result
 from shardproof.world.interpreter import Interpreter, interpreter
@@ -193,7 +193,7 @@ def _repaired(result: Result, known: str | None, made: Written, ranks: Interpret
         return None
     try:
         if system.package:
-            python, paths = ranks.path, build(package(system.package), release, ranks).paths
+            python, paths = ranks.path, build(package_of(system), release, ranks).paths
         else:
             other = with_torch(release, ranks)
             python, paths = other.path, (Path(other.site),)
@@ -208,7 +208,7 @@ def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[P
     """Where the library of a result lies: its release's folders, or those of the interpreter."""
     if not system.package:
         return (Path(ranks.site),)
-    return build(package(system.package), result.scenario.release, ranks).paths
+    return build(package_of(system), result.scenario.release, ranks).paths
 
 
 def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from shardproof.investigate.sweep_folder import Swept, joined
 from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.protocol.registry import system_named
-from shardproof.protocol.releases import package
+from shardproof.protocol.releases import package_of
 from shardproof.report.columns import naturally
 from shardproof.report.defect_lifetimes import Entry, conclusive, contradictions, describe_lifetime, others
 from shardproof.report.files import RELEASES
@@ -95,7 +95,7 @@ def tables(rows: Iterable[Swept]) -> tuple[Table, ...]:
 def _table(system: str, rows: Sequence[Swept]) -> Table:
     columns = _columns(version for row in rows for version in row.results)
     entries = _entries(system)
-    declared = [release.version for release in package(system_named(system).under_test).releases]
+    declared = [release.version for release in package_of(system_named(system)).releases]
     lines = [_line(row, columns, entries.get(row.scenario.id), declared) for row in rows]
     return Table(system, columns, tuple(sorted(lines, key=lambda line: naturally(line.name))))
 

@@ -29,7 +29,7 @@ from typing import Any
 from shardproof.emulation.rank_barrier import free_port
 from shardproof.errors import UsageError
 from shardproof.protocol.registry import system_named
-from shardproof.protocol.releases import package
+from shardproof.protocol.releases import package, package_of
 from shardproof.suites.declared import Suite, Upstream
 from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, SuiteTestResult, of_ranks
 from shardproof.world.interpreter import interpreter
@@ -79,7 +79,7 @@ def written_out(upstream: Upstream, scratch: Path) -> Path:
     Raises:
         UsageError: no clone was named, or it has no such commit.
     """
-    under_test = package(system_named(upstream.system).under_test)
+    under_test = package_of(system_named(upstream.system))
     try:
         commit = commit_of(under_test, upstream.commit)
     except UsageError as error:

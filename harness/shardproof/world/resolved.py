@@ -18,7 +18,7 @@ from pathlib import Path
 from shardproof import __version__
 from shardproof.issues import cures
 from shardproof.protocol.registry import system_named
-from shardproof.protocol.releases import Package, package
+from shardproof.protocol.releases import Package, package_of
 from shardproof.protocol.system import System
 from shardproof.scenario import Scenario
 from shardproof.versions import SOURCES, split_cures, with_cures
@@ -119,7 +119,7 @@ def named(system: str | System, version: str, base: Interpreter) -> Resolved:
     release, wanted = split_cures(version)
     if wanted is not None:
         cures.cures_asked_for(info, wanted)
-    return Resolved(info, package(info.package) if info.package else None, release, wanted, base)
+    return Resolved(info, package_of(info) if info.package else None, release, wanted, base)
 
 
 def resolve(system: str | System, version: str, base: Interpreter) -> Resolved:

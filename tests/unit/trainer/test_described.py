@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 from shardproof.errors import UsageError
 from shardproof.protocol import registry
+from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package
 from shardproof.trainer.described import Described, described, is_trainer, text_of
 from shardproof.trainer.system import register
+from shardproof.world.interpreter import interpreter
+from shardproof.world.resolved import named
 from trainer_texts import FIT, STEPWISE, text_of_trainer
 
 Read = Callable[..., Described]
@@ -253,3 +256,14 @@ def test_a_trainer_that_is_forgotten_lends_its_package_to_no_other(tmp_path: Pat
         found = register(str(file))
         assert package("somelib").newest.version == version
         registry.forget(found.name)
+
+
+def test_a_trainer_runs_the_release_that_it_requires_and_not_that_of_a_system_of_the_same_library(tmp_path: Path) -> None:
+    file = tmp_path / "of_an_old_deepspeed.py"
+    file.write_text(text_of_trainer("requires = ['deepspeed==0.19.3']"))
+    found = register(str(file))
+    assert found.under_test == system_named("deepspeed").under_test
+    asked = named(found, "", interpreter())
+    registry.forget(found.name)
+    assert asked.package is not None
+    assert asked.package.newest.version == "0.19.3"

@@ -143,7 +143,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "clip-tensor-parallel",
         lambda s: s.optimizer.clip > 0 and fsdp2.tensor_parallel(s) and lacks(s, CLIPS),
-        "before 0.6.0 torch clips here, and takes gradients of one mesh; automodel's own clip_grad_norm sorts them by mesh",
+        "before 0.6.0 torch clips here, which takes gradients of one mesh, and not automodel's own clip_grad_norm",
         "components/training/utils.py, clip_grad_norm",
         LibraryError(
             "RuntimeError",

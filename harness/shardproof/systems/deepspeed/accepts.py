@@ -55,8 +55,7 @@ OPTIONS = {
     NO_OPTIMIZER: "the model alone is loaded by load_checkpoint with load_optimizer_states=False and "
     "load_lr_scheduler_states=False, in place of load_module_only=True",
     WRITER: "checkpoint.writer of type python: FastCheckpointEngine writes the files, one rank for each of them",
-    OFFLOADS: "engine.offload_states and engine.reload_states after every step, as trainers for RL do; "
-    "in stage 3 of parameters and gradients in low precision alone, since the rest has to be DeepSpeed's FusedAdam's",
+    OFFLOADS: "engine.offload_states and reload_states after every step; stage 3: of low precision, for FusedAdam has the rest",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",

@@ -258,7 +258,7 @@ def test_a_trainer_that_is_forgotten_lends_its_package_to_no_other(tmp_path: Pat
         registry.forget(found.name)
 
 
-def test_a_trainer_runs_the_release_that_it_requires_and_not_that_of_a_system_of_the_same_library(tmp_path: Path) -> None:
+def test_a_trainer_runs_the_release_that_it_requires_though_a_system_has_the_library(tmp_path: Path) -> None:
     file = tmp_path / "of_an_old_deepspeed.py"
     file.write_text(text_of_trainer("requires = ['deepspeed==0.19.3']"))
     found = register(str(file))

@@ -55,7 +55,7 @@ OPTIONS = {
     NO_OPTIMIZER: "the model alone is loaded by load_checkpoint with load_optimizer_states=False and "
     "load_lr_scheduler_states=False, in place of load_module_only=True",
     WRITER: "checkpoint.writer of type python: FastCheckpointEngine writes the files, one rank for each of them",
-    OFFLOADS: "engine.offload_states and reload_states after every step; stage 3: of low precision, for FusedAdam has the rest",
+    OFFLOADS: "engine.offload_states and reload_states after every step, under stage 3 of what is in low precision",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",

@@ -29,7 +29,6 @@ from shardproof.protocol.accepts import (
 from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from shardproof.systems.automodel import pretrained
-from shardproof.systems.automodel.contract import CLIPS
 from shardproof.systems.automodel.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from shardproof.systems.automodel.models import HF_SPECS, REAL, REAL_NEMOTRON, REAL_QWEN
 from shardproof.systems.automodel.pretrained import (
@@ -96,6 +95,9 @@ _REPLICATES = Feature(
 _OWNED_PARALLELIZER = Feature(
     "owned_parallelizer", "0.7.0", "components/distributed/parallelizer.py: ModelParallelizer"
 )
+CLIPS = Feature("sorts_gradients_by_mesh", "0.6.0", "components/training/utils.py: _combine_norms")
+"""`clip_grad_norm` that adds up the squares of gradients in double precision. Earlier ones round on the way, as
+no oracle here does: there torch's clips, where all gradients are on one mesh."""
 _GENERATORS_AS_TENSORS = Feature("generators_as_tensors", "0.6.0", "components/training/rng.py: _RNGState")
 _STORAGE_RESOLVED = Feature(
     "storage_resolved", "0.5.0", "components/optim/precision_warnings.py: resolve_storage_dtype", until="0.7.0"

@@ -12,15 +12,12 @@ from shardproof.observe.record import LIVE
 from shardproof.oracle.contract import Clause, Contract
 from shardproof.oracle.inputs import DOUBLE_CLIPPING, Clip, Stages
 from shardproof.program import expand
-from shardproof.protocol.features import Feature, lacks
+from shardproof.protocol.features import lacks
 from shardproof.scenario import FLOAT_DTYPES, Mesh, Scenario
 from shardproof.systems.automodel import pretrained
+from shardproof.systems.automodel.accepts import CLIPS
 from shardproof.systems.automodel.generators import automodel_streams
 from shardproof.versions import before
-
-CLIPS = Feature("sorts_gradients_by_mesh", "0.6.0", "components/training/utils.py: _combine_norms")
-"""`clip_grad_norm` that adds up the squares of gradients in double precision. Earlier ones round on the way, as
-no oracle here does: there torch's clips, where all gradients are on one mesh."""
 
 
 class AutomodelContract(Contract):

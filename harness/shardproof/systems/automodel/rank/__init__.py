@@ -37,7 +37,7 @@ from shardproof.program import Op
 from shardproof.protocol.features import lacks
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Optimizer, Scenario
-from shardproof.systems.automodel.contract import CLIPS
+from shardproof.systems.automodel.accepts import CLIPS
 from shardproof.systems.automodel.models import REAL, REAL_LLAMA
 from shardproof.systems.automodel.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from shardproof.torch_loop.loop import ProbeParallel, TorchRank, TrainState, context_of, rehearse

@@ -392,7 +392,7 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     """
     from shardproof.issues.lookup import described, lookup, planted
     from shardproof.protocol.registry import all_systems
-    from shardproof.trainer.system import shipped
+    from shardproof.trainer.system import compares_ways, shipped
 
     load_plugins(plugins)
     trainers = {name: str(file) for name, file in shipped().items()}
@@ -403,7 +403,10 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     if not words:
         print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))
         return ExitStatus.OK
-    told = (described(finding, trainers.get(finding.system, "")) for finding in findings)
+    told = [
+        described(each, trainers.get(each.system, ""), scripted=not any(map(compares_ways, each.scenarios[:1])))
+        for each in findings
+    ]
     blocks = [*told, *map(planted, faults)]
     print("\n\n".join("\n".join(block) for block in blocks))
     return ExitStatus.OK

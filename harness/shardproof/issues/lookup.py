@@ -45,9 +45,13 @@ def _is_in(word: str, text: str) -> bool:
     return word.rstrip("/") in text
 
 
-def described(finding: Finding, file: str = "") -> Iterator[str]:
-    """Tells an entry in lines: its harm, its trigger, its public address, and commands that show the defect. file: of
-    the trainer that the entry belongs to, which commands have to name."""
+def described(finding: Finding, file: str = "", *, scripted: bool = True) -> Iterator[str]:
+    """Tells an entry in lines: its harm, its trigger, its public address, and commands that show the defect.
+
+    Args:
+        file: of the trainer that the entry belongs to, which commands have to name.
+        scripted: whether a script without us can show the defect.
+    """
     known = finding.novelty
     yield f"{finding.id}  ({', '.join(finding.severity)}; since {finding.since}; fixed: {finding.fixed or 'no'})"
     yield f"  {known.harm}"
@@ -58,7 +62,8 @@ def described(finding: Finding, file: str = "") -> Iterator[str]:
         yield f"  shows it:       shardproof run {name}{plugin}"
         if finding.cure:
             yield f"  without it:     shardproof run {name} --system {finding.system}@+cured:{finding.cure}{plugin}"
-        yield f"  for upstream:   shardproof export {name}{plugin}"
+        if scripted:
+            yield f"  for upstream:   shardproof export {name}{plugin}"
 
 
 def planted(fault: Fault) -> Iterator[str]:

@@ -64,3 +64,11 @@ def test_the_command(words: list[str], status: int, said: str) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == status
     assert said in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(("number", "scripted"), [("8439", False), ("143580", True)])
+def test_no_script_is_offered_where_two_ways_are_compared(number: str, scripted: bool) -> None:
+    command = [sys.executable, "-m", "shardproof", "known", number]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{number} " in done.stdout
+    assert ("shardproof export" in done.stdout) == scripted

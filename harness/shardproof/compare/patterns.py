@@ -146,7 +146,9 @@ def _factor(x: Raw, y: Raw) -> Fraction | None:
 
 def _scaled(x: Raw, b: Raw, factor: Fraction, dtype: str) -> bool:
     """Whether every number times the factor, rounded once, has the other side's bits."""
-    product = x.astype(np.float64) * float(factor.numerator) / float(factor.denominator)
+    wide, whole = x.astype(np.float64), float(factor)
+    exact = Fraction(whole) == factor  # a power of two may be 2 ** -1024, whose denominator is no double
+    product = wide * whole if exact else wide * float(factor.numerator) / float(factor.denominator)
     return bool((product.astype(numpy_of(dtype)).view(b.dtype) == b).all()) and factor != 1
 
 

@@ -177,6 +177,13 @@ def test_a_flipped_bit_is_named_and_located(tmp_path: Path) -> None:
 BASE = numbers(8, 6)
 
 
+def test_a_flipped_bit_of_the_exponent_is_a_factor_that_no_fraction_of_doubles_says(tmp_path: Path) -> None:
+    number = torch.tensor([1.1585954e167], dtype=torch.float64)
+    flipped = (number.view(torch.int64) ^ (1 << 62)).view(torch.float64)
+    assert only_found(tmp_path, number, flipped).kind == "bits"
+    assert only_found(tmp_path, flipped, number).kind == "bits"
+
+
 def moved(tensor: torch.Tensor, by: int, start: int) -> torch.Tensor:
     flat = tensor.clone().reshape(-1)
     flat[start:] = tensor.reshape(-1)[start - by : len(flat) - by]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shardproof.grid import Grid, choose_grid
+from shardproof.grid import Grid, choose_grid, scale_for
 from shardproof.probe import element_keys, extra_rank, initial_values, lone_rank, mean_units, part_units, rank_units
 
 SIGNIFICAND = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
@@ -148,6 +148,22 @@ def test_the_most_sensitive_exact_grid_is_chosen(
     stages: tuple[str, ...], compute: str, dp: int, microbatches: int, kind: str
 ) -> None:
     assert choose_grid(stages, compute, dp, microbatches).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("clip", "dtype", "scale"),
+    [
+        (0.0, "fp32", 1.0),
+        (1.0, "fp32", 1.0),
+        (0.1, "bf16", 1.0),
+        (0.001, "bf16/master=fp32", 2.0**-10),
+        (0.001, "fp16", 1.0),
+    ],
+)
+def test_gradients_are_small_where_the_clip_is_and_fp16_is_not(clip: float, dtype: str, scale: float) -> None:
+    assert scale_for(clip, dtype) == scale
+    small = choose_grid(("fp32", "fp32", "fp32"), "fp32", 2, 1, scale=scale)
+    assert small.unit == choose_grid(("fp32", "fp32", "fp32"), "fp32", 2, 1).unit * scale
 
 
 def test_an_unknown_grid_is_an_error() -> None:

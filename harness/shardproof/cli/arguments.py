@@ -180,14 +180,14 @@ def package_of(scenario: Scenario) -> Package:
     Raises:
         UsageError: its system has none.
     """
+    from shardproof.protocol import releases
     from shardproof.protocol.registry import all_systems, system_named
-    from shardproof.protocol.releases import package_of
 
     system = system_named(scenario.system)
     if not system.under_test:
         systems = [info.name for info in all_systems() if info.under_test]
         raise UsageError.of("--system", scenario.system, systems or "none here", "--system megatron-core")
-    return package_of(system)
+    return releases.package_of(system)
 
 
 def one_package(scenarios: Sequence[Scenario]) -> Package:

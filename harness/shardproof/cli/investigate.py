@@ -403,10 +403,8 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     if not words:
         print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))
         return ExitStatus.OK
-    told = [
-        described(each, trainers.get(each.system, ""), scripted=not any(map(compares_ways, each.scenarios[:1])))
-        for each in findings
-    ]
+    ways = {each.id for each in findings if each.system in trainers and any(map(compares_ways, each.scenarios[:1]))}
+    told = (described(each, trainers.get(each.system, ""), scripted=each.id not in ways) for each in findings)
     blocks = [*told, *map(planted, faults)]
     print("\n\n".join("\n".join(block) for block in blocks))
     return ExitStatus.OK

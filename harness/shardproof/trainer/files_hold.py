@@ -5,7 +5,8 @@ contiguous tensor as its bytes, and a flat buffer holds those of its parts. A fo
 next to nothing of what is live; then nothing is claimed, and the result says so.
 
 *Verifies*: tensors of 16 bytes and more that are not all of one byte. *Does not verify*: smaller values, such as
-counts of steps; under which name a value is stored.
+counts of steps; under which name a value is stored; whether a load can reach the bytes (`torch.save` writes the whole
+storage behind a view).
 """
 
 from __future__ import annotations

@@ -121,8 +121,9 @@ def shipped() -> dict[str, Path]:
 def compares_ways(name: str) -> bool:
     """Whether a kept scenario compares two ways that compute the same up to rounding, which no script can."""
     from shardproof.space.files import load_space
+    from shardproof.trainer.arms import ALIKE
 
-    return any(scenario.program.endswith(" alike") for scenario in load_space(name).scenarios)
+    return any(scenario.program.endswith(f" {ALIKE}") for scenario in load_space(name).scenarios)
 
 
 def register_described(trainer: Described) -> TrainerSystem:

@@ -46,7 +46,7 @@ def test_twin_and_reference_count_alike(overflows: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("norm_dtype", ["fp32", "fp64"])
-@pytest.mark.parametrize("bound", [0.5, 100.0])
+@pytest.mark.parametrize("bound", [0.5, 100.0, 0.005])  # the last is rounded otherwise by a division
 def test_twin_and_reference_clip_alike(norm_dtype: str, bound: float) -> None:
     values = np.arange(1, 9, dtype=np.float32) / 16
     squares = float(np.square(values.astype(np.float64)).sum())

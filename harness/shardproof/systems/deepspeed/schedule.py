@@ -22,7 +22,7 @@ from shardproof.systems.deepspeed.contract import OWN_SCHEDULES
 RISING, LOGARITHMIC, TOTAL, START, FLOOR = 2, 4, 8, 0.25, 0.0625
 
 
-def asked_schedule(name: str, rates: Sequence[float], rates_are_default: bool = False) -> dict[str, Any]:
+def asked_schedule(name: str, rates: Sequence[float], *, rates_are_default: bool) -> dict[str, Any]:
     """The table `scheduler` of the engine's configuration.
 
     Args:

@@ -150,11 +150,11 @@ class Rank(TorchRank):
 
     def clip(self) -> None:
         """As a recipe does: gradients of all meshes by one norm."""
-        if lacks(self.scenario, CLIPS):
-            return super().clip()
         ask = self.scenario.optimizer
-        self.norm = library().clip_grad_norm(ask.clip, [self.state.model], foreach=ask.impl == "foreach")
-        return None
+        if lacks(self.scenario, CLIPS):
+            super().clip()
+        else:
+            self.norm = library().clip_grad_norm(ask.clip, [self.state.model], foreach=ask.impl == "foreach")
 
     def step_schedule(self) -> None:
         if self.scenario.optimizer.schedule in OWN_SCHEDULES:

@@ -160,7 +160,8 @@ class Rank(TorchRank):
         if (name := self.scenario.optimizer.schedule) in OWN_SCHEDULES:
             kept = [group for group in optimizer.param_groups if group["params"]]  # the engine drops the others
             default = signature(library().runtime.lr_schedules.WarmupLR).parameters["warmup_max_lr"].default
-            own["scheduler"] = asked_schedule(name, [group["lr"] for group in kept], default is None)
+            rates = [group["lr"] for group in kept]
+            own["scheduler"] = asked_schedule(name, rates, rates_are_default=default is None)
         self.engine, _, _, scheduler = library().initialize(
             model=root, optimizer=optimizer, config=own, lr_scheduler=self._scheduler(), dist_init_required=False
         )

@@ -134,6 +134,12 @@ def test_deepspeeds_schedules_are_what_its_classes_say() -> None:
     ]  # fmt: skip
     assert [deepspeed.share("cosine", steps).rate for steps in (0, 1, 2, 8, 9)] == [0.0, 0.25, 0.625, 0.0625, 0.0625]
     assert [deepspeed.share("warmup", steps).rate for steps in (0, 1, 2, 5, 6)] == [0.0, 0.0, 0.5, 1.0, 1.0]
-    assert deepspeed.asked_schedule("linear", [0.5, 0.25])["params"]["warmup_max_lr"] == [0.5, 0.25]
+    for default in (False, True):
+        linear = deepspeed.asked_schedule("linear", [0.5, 0.25], rates_are_default=default)
+        assert linear["params"]["warmup_max_lr"] == [0.5, 0.25]
+    warmup = deepspeed.asked_schedule("warmup", [0.5, 0.25], rates_are_default=False)
+    assert warmup["params"]["warmup_max_lr"] == [0.5, 0.25]
+    warmup = deepspeed.asked_schedule("warmup", [0.5, 0.25], rates_are_default=True)
+    assert "warmup_max_lr" not in warmup["params"]
     with pytest.raises(ValueError, match="no schedule 'halve' of its own"):
         deepspeed.share("halve", 1)

@@ -99,7 +99,8 @@ def _of_arms(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str,
         scenario, info.name, verdict=verdict, failed_op=_failed_op(scenario, differences, failure),
         differences=differences, error=failure, reason=judged["distrust"] or unknown or _without_effect(trial),
         arms=arms, state=tuple(judged["notes"]), device=scenario.device, phases_s=trial.phases_s,
-        sessions={own[0].arm: tuple(op.kind for op in own) for own in ops}, **ran,
+        sessions={own[0].arm: tuple(op.kind for op in own) for own in ops},
+        emulated=info.emulated if scenario.device == "cpu" else (), **ran,
     )  # fmt: skip
 
 

@@ -76,7 +76,10 @@ class Feasible:
     def projections(self, subsets: Iterable[Axes]) -> Iterator[tuple[Axes, Bools]]:
         """`project` for many subsets of axes, sharing the eliminations that they have in common."""
         wanted = set(map(tuple, map(sorted, subsets)))
-        self._walk(self._factors, self._order, wanted - self._projected.keys())
+        place = {axis: position for position, axis in enumerate(self._order)}
+        new = [(tuple(sorted(map(place.__getitem__, each))), each) for each in wanted - self._projected.keys()]
+        if new:
+            self._walk(self._factors, 0, new)
         for subset in sorted(wanted, key=self._rank, reverse=True):
             yield subset, self._spread(subset, self._projected[subset])
 
@@ -130,17 +133,25 @@ class Feasible:
             left = self._eliminate(left, axis)
         return found[::-1]
 
-    def _walk(self, factors: dict[Axes, Factor], order: Axes, wanted: set[Axes]) -> None:
-        """Depth first along `order`: each axis is kept or eliminated; subsets sharing a prefix share its work."""
-        for position, axis in enumerate(order):
-            kept = {subset for subset in wanted if axis in subset}
-            if kept == wanted:
-                continue
+    def _walk(self, factors: dict[Axes, Factor], position: int, wanted: Iterable[tuple[Axes, Axes]]) -> None:
+        """Depth first along the order of elimination: each axis is kept or eliminated; subsets sharing a prefix share
+        its work.
+
+        Args:
+            position: of the next axis in that order. wanted: subsets, each with the positions, ascending, of those of
+                its axes that are still to come.
+        """
+        by_next: dict[int, list[tuple[Axes, Axes]]] = {}
+        for positions, subset in wanted:
+            by_next.setdefault(positions[0] if positions else len(self._order), []).append((positions[1:], subset))
+        for each in range(position, len(self._order)):
+            kept = by_next.pop(each, None)
             if kept:
-                self._walk(factors, order[position + 1 :], kept)
-            wanted = wanted - kept
-            factors = self._eliminate(factors, axis)
-        for subset in wanted:  # one, or none was wanted at all
+                self._walk(factors, each + 1, kept)
+            if not by_next:
+                return
+            factors = self._eliminate(factors, self._order[each])
+        for _, subset in by_next[len(self._order)]:
             self._projected[subset] = self._closed(factors, subset)
 
     def _eliminate(self, factors: dict[Axes, Factor], axis: int) -> dict[Axes, Factor]:

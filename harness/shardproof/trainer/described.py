@@ -1,9 +1,9 @@
 """What can be told of a trainer's file without running it: its class, its axes, what it requires, its methods.
 
 The parent process imports no torch, and the stack that a trainer is written for may be installed for its ranks alone.
-So the file is read as a syntax tree. `axes`, `requires`, `steps`, `altered`, `alike` and `transient` are therefore
-literals in the body of the class, or names of literals at the top of the file; a base class in the same file may have
-them too.
+So the file is read as a syntax tree. `axes`, `requires`, `steps`, `altered`, `alike`, `transient`, `local` and
+`emulates` are therefore literals in the body of the class, or names of literals at the top of the file; a base class in
+the same file may have them too.
 
 *Does not verify*: that the methods do anything. The ranks import the file, and say what goes wrong there.
 """
@@ -26,7 +26,7 @@ from shardproof.trainer.base import world_of
 
 FORM = "shardproof trainer my_trainer.py"
 STEPWISE = ("build", "step", "save", "load")
-DATA = ("axes", "requires", "steps", "altered", "alike", "transient")
+DATA = ("axes", "requires", "steps", "altered", "alike", "transient", "local", "emulates")
 RESERVED = ("rank", "world", "seed", "device", "folder", "sizes", "values")
 """What a cell has beside axes."""
 
@@ -41,7 +41,7 @@ class Described:
 
     * file, name: the class of that name in this file. doc: the first line of its docstring.
     * axes: axis → the texts of its values, the first of which is the plain one. open: axes that take other values too.
-    * requires, steps, altered, alike, transient: see `shardproof.trainer.base.Trainer`.
+    * requires, steps, altered, alike, transient, local, emulates: see `shardproof.trainer.base.Trainer`.
     * fits: whether it has `fit` in the place of `build`, `step`, `save` and `load`.
     * literals: axis → its values as they stand in the file, such as `True` where `axes` has the text `true`.
     * saves: whether it can save and load.
@@ -60,6 +60,8 @@ class Described:
     alike: Mapping[str, str] = field(default_factory=dict, hash=False)
     open: frozenset[str] = frozenset()
     saves: bool = True
+    local: tuple[str, ...] = ()
+    emulates: str = ""
 
     def takes(self, axis: str, text: str) -> bool:
         """Whether an axis has this value."""
@@ -150,9 +152,11 @@ class _Reading:
             self.file, node.name, doc or f"the trainer {node.name} of {self.file.name}",
             self._axes(axes), self._requires(data.get("requires", ())), steps,
             self._winners("altered", data.get("altered", {}), axes, ("run", "checkpoint")),
-            self._transient(data.get("transient", ())), fits, axes,
+            self._patterns("transient", data.get("transient", ()), "ROLE NAME"), fits, axes,
             self._winners("alike", data.get("alike", {}), axes, ("bits", "rounding")), opened,
             fits or methods >= {*STEPWISE} or self._derives_elsewhere(node),
+            self._patterns("local", data.get("local", ()), "NAME"),
+            self._emulates(data.get("emulates", "")),
         )  # fmt: skip
 
     def _axes(self, given: object) -> dict[str, tuple[str, ...]]:
@@ -206,11 +210,16 @@ class _Reading:
                 raise self._wrong(what, {axis: word}, allowed)
         return dict(given)
 
-    def _transient(self, given: object) -> tuple[str, ...]:
+    def _patterns(self, what: str, given: object, form: str) -> tuple[str, ...]:
         """Patterns of names. A text alone would be read letter by letter, and its `*` would excuse all state."""
         if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
-            raise self._wrong("transient", given, "a list of patterns of `ROLE NAME`, each a text")
+            raise self._wrong(what, given, f"a list of patterns of `{form}`, each a text")
         return tuple(given)
+
+    def _emulates(self, given: object) -> str:
+        if given not in ("", "cuda"):
+            raise self._wrong("emulates", given, "cuda, or nothing where ranks run on what is there")
+        return str(given)
 
     def _wrong(self, what: str, given: object, allowed: str) -> UsageError:
         return UsageError.of(f"{what} of {self.file.name}", given, allowed, _FORMS[what.partition("[")[0]])
@@ -326,4 +335,6 @@ _FORMS = {
     "altered": 'altered = {"lr": "run"}',
     "alike": 'alike = {"foreach": "bits"}',
     "transient": 'transient = ("grad *",)',
+    "local": 'local = ["*.experts.*"]',
+    "emulates": 'emulates = "cuda"',
 }

@@ -55,11 +55,13 @@ def of_both(one: Values, other: Values) -> tuple[dict[Name, Value], dict[Name, V
     """What two ways to compute the same can be compared in, of each, and the names of what is left out.
 
     State of an optimizer is left out that only one of the two has, or that has another shape in the other, such as what
-    is kept for each piece of a tensor.
+    is kept for each piece of a tensor; and parameters of which every rank has its own, with their state.
     """
+    local = {own[1] for role, name in (*one, *other) if role == "param" and (own := _OWNED.fullmatch(name))}
     (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
     names = {name for name in {*one, *other, *own, *own_too} if name[0] in ALIKE_ROLES}
     left_out = {name for name in names if name[0] in BESIDE and _shape(one, name) != _shape(other, name)}
+    left_out |= {name for name in names if name[1] in local}
     kept = names - left_out
     return {n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out
 

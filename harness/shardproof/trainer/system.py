@@ -9,7 +9,7 @@ importing it. The system has no contract. Its oracle is the trainer itself, driv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -20,12 +20,13 @@ from shardproof.oracle.contract import Contract
 from shardproof.program import is_arms
 from shardproof.protocol import registry
 from shardproof.protocol.accepts import Accepts, Anything, Faults, Only, Words
-from shardproof.protocol.releases import Package, Release
+from shardproof.protocol.releases import Package, Release, package_of
 from shardproof.protocol.system import System
 from shardproof.scenario import DEVICES, Scenario
 from shardproof.tables import SHIPPED
 from shardproof.trainer.described import Described, described
 
+HOME = "shardproof.trainer"
 RANK, JUDGE = "rank:Rank", "judge:serve"
 SUFFIX, ISSUES = ".shardproof", "issues.toml"
 """Of the folder beside a trainer's file that has its data, and the file of known defects in it."""
@@ -96,9 +97,18 @@ class TrainerSystem(System):
         if self.trainer is None or not self.trainer.requires:
             return None
         first, *beside = map(Requirement, self.trainer.requires)
-        imports = first.name.replace("-", "_")
         release = Release(str(first.specifier).removeprefix("=="), beside=tuple(map(str, beside)))
+        declared = _declared(first.name)
+        if declared:
+            return replace(declared, beside=release.beside, releases=(release,))
+        imports = first.name.replace("-", "_")
         return Package(first.name, imports, imports, ("src", "."), release.beside, (release,))
+
+
+def _declared(distribution: str) -> Package | None:
+    """What a built-in system says of a distribution, such as that megatron-core is imported as `megatron.core`."""
+    systems = (system for system in registry.all_systems() if system.package == distribution and system.home != HOME)
+    return next(map(package_of, systems), None)
 
 
 def register(text: str) -> TrainerSystem:
@@ -132,7 +142,7 @@ def register_described(trainer: Described) -> TrainerSystem:
     found = TrainerSystem(
         name=trainer.system,
         doc=trainer.doc,
-        home="shardproof.trainer",
+        home=HOME,
         distributions=("torch", package) if package else ("torch",),
         package=package,
         is_torch=not package,
@@ -141,6 +151,7 @@ def register_described(trainer: Described) -> TrainerSystem:
         rank=RANK,
         judge_entry=JUDGE,
         warm_up="rank.warm:warm_up",
+        emulated=("CUDA device",) if trainer.emulates else (),
         export_entry="export:draft",
         trainer=trainer,
     )

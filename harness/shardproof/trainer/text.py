@@ -42,8 +42,8 @@ def cell_text(result: Result) -> str:
     return " ".join(result.scenario.options) or "first value of every axis"
 
 
-def _state(results: Iterable[Result]) -> list[str]:
-    """What was found on the trainer, once; and as a warning what could not be read."""
+def _state(results: Sequence[Result]) -> list[str]:
+    """What was found on the trainer, once; as a warning what could not be read; and what was emulated."""
     told = list(dict.fromkeys(line for result in results for line in result.state))
     found = [line.removeprefix("found: ") for line in told if line.startswith("found: ")]
     hidden = [line.removeprefix("hidden: ") for line in told if line.startswith("hidden: ")]
@@ -51,6 +51,8 @@ def _state(results: Iterable[Result]) -> list[str]:
     if hidden:
         lines += ["WARNING: state that cannot be read, and is not compared (name it in `state()`):"]
         lines += [f"  {line}" for line in hidden]
+    emulated = dict.fromkeys(symbol for result in results for symbol in result.emulated)
+    lines += [f"emulated: {', '.join(emulated)}"] if emulated else []
     return [*lines, ""] if lines else []
 
 

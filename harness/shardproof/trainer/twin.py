@@ -35,7 +35,7 @@ from shardproof.oracle.steppers import TORCH_DTYPE, state_of
 from shardproof.oracle.twin import value_of
 from shardproof.oracle.values import exact_gradient
 from shardproof.program import Op
-from shardproof.scenario import Scenario
+from shardproof.scenario import DTypePolicy, Scenario
 from shardproof.trainer.arms import TOLD
 from shardproof.trainer.every_mesh import ROLES, STATE, of_every_mesh
 
@@ -52,12 +52,13 @@ Values = Mapping[Name, Value]
 class Told:
     """What rank 0 says after one operation.
 
-    * models: the names of the models that came from `probe`. declined: whether one of them came with `twin=False`.
+    * models: name and dtype of each model that came from `probe`. declined: whether one of them came with
+      `twin=False`.
     * optimizers: each one's `class` with its module, and its `groups`: settings, and as `params` the names of those
       parameters that have a gradient.
     """
 
-    models: Sequence[str]
+    models: Sequence[tuple[str, str]]
     declined: bool
     optimizers: Sequence[Mapping[str, Any]]
 
@@ -127,7 +128,8 @@ def _parameters(scenario: Scenario, op: Op, told: Told, values: Values) -> dict[
             raise NoTwin(f"{name} is no optimizer of torch.optim that treats every element alone")
         if odd := [key for group in optimizer["groups"] for key, value in group.items() if isinstance(value, dict)]:
             raise NoTwin(f"the setting {odd[0]} of {name} is no plain value")
-    model = Contract().parameters(replace(scenario, model=told.models[0]), op.mesh)
+    ((name, dtype),) = told.models
+    model = Contract().parameters(replace(scenario, model=name, dtype=DTypePolicy.parse(dtype)), op.mesh)
     names = [name for optimizer in told.optimizers for group in optimizer["groups"] for name in group["params"]]
     found = {}
     for name in names:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
@@ -55,11 +56,29 @@ def of_failure(name: str, error: Failure, trainer: Described) -> ArmResult:
     if error.type == "Unsupported":
         return ArmResult(name, Verdict.UNSUPPORTED.value, error.message, ())
     who = f" in {_method(error, trainer)}" if _method(error, trainer) else ""
+    raised = _raised_by(error, trainer)
     where = f"rank {error.rank}" if error.rank is not None else "the ranks"
     first = error.message.strip().split("\n", 1)[0]
     if error.type == "deadline":
         return ArmResult(name, Verdict.HANG.value, f"The ranks did not come to an end{who}: {first}.", ())
-    return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}: {first}", ())
+    return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}{raised}: {first}", ())
+
+
+def _raised_by(error: Failure, trainer: Described) -> str:
+    """The innermost place of a library below the trainer's own in a traceback: torch calls what really raised, through
+    a hook or an autograd function, so that its own frames are the last resort."""
+    frames = re.findall(r'File "([^"]+)", line (\d+),? in (\S+)', error.traceback)
+    own = [number for number, (file, _, _) in enumerate(frames) if file == str(trainer.file)]
+    if error.type == "deadline" or not own:
+        return ""
+    below = [frame for frame in frames[own[-1] + 1 :] if not _STANDARD.search(frame[0])]
+    for file, line, function in reversed([f for f in below if "/torch/" not in f[0]] or below):
+        return f", raised by {function} ({'/'.join(file.split('/')[-2:])}, line {line})"
+    return ""
+
+
+_STANDARD = re.compile(r"/lib/python\d[.\d]*/(?!site-packages/)|^<")
+"""Files of Python's own library."""
 
 
 def _method(error: Failure, trainer: Described) -> str:
@@ -79,7 +98,15 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
     told = "".join(f"In {name}, after {_at(op)}: " for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{told}The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together ({first.detail}){more}."
+    own = f" {OF_EVERY_RANK}" if first.key.role == "param" and first.kind in ("replica_conflict", "shape") else ""
+    pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
+    return f"{told}{pieces} ({first.detail}){more}.{own}"
+
+
+OF_EVERY_RANK = (
+    "A plain tensor has to be equal on all ranks; where every rank has one of its own, as of experts, "
+    '`local = ["NAME"]` says so.'
+)
 
 
 def of_unsteady(found: Sequence[Difference], op: Op) -> str:
@@ -280,7 +307,20 @@ def _first(found: Sequence[Difference]) -> str:
     wrong, right = _number(one.observed_first), _number(one.expected_first)
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""
-    return f"{what} is {wrong}{where}, and should be {right}."
+    return f"{what} is {wrong}{where}, and should be {right}{_as_a_factor(wrong, right)}."
+
+
+def _as_a_factor(wrong: str, right: str) -> str:
+    """How much more the right number is, where it is a power of two times the wrong one, as a loss scale that was taken
+    out or left in would make it; empty for factors so small that they may be chance."""
+    try:
+        ratio = Fraction(float(right)) / Fraction(float(wrong))
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return ""
+    more, less = ratio.numerator, ratio.denominator
+    if min(more, less) != 1 or max(more, less) < 8 or (more * less).bit_count() != 1:
+        return ""
+    return f", {more} times as much" if less == 1 else f", 1/{less} of it"
 
 
 def _number(shown: str) -> str:

@@ -30,6 +30,13 @@ def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
 
 
+def test_the_package_of_a_system_is_imported_as_the_system_says(tmp_path: Path) -> None:
+    for name, imports in (("megatron-core", "megatron.core"), ("my-stack", "my_stack")):
+        registered(tmp_path, f"requires = ['{name}==0.16.1', 'psutil']")
+        package = registry.system_named("mine:Mine").own_package
+        assert (package.imports, package.newest.version, package.beside) == (imports, "0.16.1", ("psutil",))
+
+
 def with_axes(axes: dict[str, tuple[str, ...]]) -> Described:
     return Described(Path("mine.py"), "Mine", "", axes)
 

@@ -55,12 +55,16 @@ def test_all_of_a_trainers_data(read: Read) -> None:
 requires = ["einops==0.8.1", "psutil"]
 steps: tuple[int, int] = (1, 3)
 altered = {"lr": "run", "on": "checkpoint"}
-transient = ("grad *",)"""
+transient = ("grad *",)
+local = ["*.experts.*"]
+emulates = "cuda"
+"""
     found = read(text_of_trainer(data))
     axes = {"mesh": ("2", "2x2"), "lr": ("0.1", "1e-05"), "on": ("false", "true", "none")}
     assert found.axes == axes
     assert (found.requires, found.steps) == (("einops==0.8.1", "psutil"), (1, 3))
     assert (found.altered, found.transient) == ({"lr": "run", "on": "checkpoint"}, ("grad *",))
+    assert (found.local, found.emulates) == (("*.experts.*",), "cuda")
 
 
 def test_an_axis_that_ends_in_dots_takes_other_values(read: Read) -> None:
@@ -230,6 +234,8 @@ def test_no_method_at_all(read: Read) -> None:
         ("transient = 'grad *'", "transient of mine.py: given 'grad *'", "a list of patterns"),
         ("transient = 3", "transient of mine.py: given 3", "a list of patterns"),
         ("transient = [3]", "transient of mine.py: given [3]", "a list of patterns"),
+        ("local = '*'", "local of mine.py: given '*'", "a list of patterns of `NAME`"),
+        ("emulates = 'rocm'", "emulates of mine.py: given 'rocm'", "cuda, or nothing"),
         ("axes = dict(a=[1])", "given 'dict(a=[1])'", "a literal, or the name of one"),
         ("alike = {'a': 'bits'}", "given {'a': 'bits'}", "axes of two values or more but `mesh`"),
         ("axes = {'a': [1, 2]}\nalike = {'a': 'nearly'}", "given {'a': 'nearly'}", "each with `bits` or `rounding`"),

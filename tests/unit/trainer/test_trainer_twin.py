@@ -33,8 +33,10 @@ Values = dict[tuple[str, str], Value]
 class Plain:
     """A run on whole tensors: what ranks would have observed, and said."""
 
-    def __init__(self, name: str = "AdamW", prefix: str = "model.", **settings: Any) -> None:
-        self.prefix, self.name = prefix, name
+    def __init__(self, name: str = "AdamW", prefix: str = "model.", dtype: str = "fp32", **settings: Any) -> None:
+        self.prefix, self.name, self.dtype = prefix, name, dtype
+        self.scenario = SCENARIO.with_axes({"dtype": dtype})
+        self.model = Contract().parameters(self.scenario, MESH)
         generator = torch.Generator().manual_seed(0)
         self.params = {p.fqn: torch.nn.Parameter(torch.rand(p.shape, generator=generator)) for p in MODEL}
         self.optimizer = getattr(torch.optim, name)(list(self.params.values()), lr=0.5, **settings)
@@ -42,7 +44,7 @@ class Plain:
     def told(self) -> Told:
         group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
         group["params"] = [self.prefix + fqn for fqn in self.params]
-        return Told(["dense"], False, [{"class": f"torch.optim.x.{self.name}", "groups": [group]}])
+        return Told([("dense", self.dtype)], False, [{"class": f"torch.optim.x.{self.name}", "groups": [group]}])
 
     def values(self) -> Values:
         found: Values = {}
@@ -55,7 +57,7 @@ class Plain:
         return found
 
     def step(self, iteration: int, times: float = 1.0) -> None:
-        for p in MODEL:
+        for p in self.model:
             assert p.gradient is not None
             at = (SCENARIO.seed, iteration, (0,))
             self.params[p.fqn].grad = exact_gradient(p.uses, p.shape, p.gradient, "fp32", at) * times
@@ -93,6 +95,14 @@ def test_every_elementwise_optimizer_comes_to_the_same_bits(name: str) -> None:
     assert wrong(*run(Plain(name))) == set()
 
 
+def test_gradients_are_those_of_the_dtype_that_the_probe_was_asked_for() -> None:
+    """Masters in fp32 of a model in bf16, whose gradients are exact in bf16."""
+    assert wrong(*run(Plain(dtype="bf16"))) == set()
+    told, observed = run(Plain(dtype="bf16"))
+    as_fp32 = {op: replace(each, models=[("dense", "fp32")]) for op, each in told.items()}
+    assert wrong(as_fp32, observed)
+
+
 def test_a_rate_that_is_set_behind_the_step_or_before_it() -> None:
     assert wrong(*run(Plain(), {1: 0.25, 2: 0.125})) == set()
     plain = Plain()
@@ -121,7 +131,7 @@ def test_state_that_is_there_at_first_is_gone_on_from() -> None:
     [
         ({"models": []}, "no model came from self.probe"),
         ({"declined": True}, "twin=False"),
-        ({"models": ["dense", "tied"]}, "more than one model"),
+        ({"models": [("dense", "fp32"), ("tied", "fp32")]}, "more than one model"),
         ({"optimizers": []}, "no optimizer was found"),
         ({"optimizers": [{"class": "mine.AdamW", "groups": []}]}, "AdamW is no optimizer of torch.optim"),
         ({"optimizers": [{"class": "torch.optim._muon.Muon", "groups": []}]}, "Muon is no optimizer of torch.optim"),

@@ -2,7 +2,8 @@
 
 A format is written as its name and the options of torch's StateDictOptions: `full+cpu_offload`, `dcp+flatten`. Some
 options are not of those: with `combined`, model and optimizer are asked and given together, by get_state_dict and
-set_state_dict; `in_shards` and `two_files` are those of `dcp-hf`.
+set_state_dict; with `plan_caching`, saves have torch's DefaultSavePlanner(enable_plan_caching=True), which plans the
+first of them and takes later ones to be like it; `in_shards` and `two_files` are those of `dcp-hf`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from shardproof.errors import UsageError
 HUB = "dcp-hf"
 """The format whose models are files of safetensors."""
 
+CACHING = "plan_caching"
+"""The option under which torch keeps the plan of a save for the next one."""
+
 FORMATS: dict[str, tuple[str, ...]] = {
-    "dcp": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
-    "dcp-async": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
+    "dcp": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen", CACHING),
+    "dcp-async": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen", CACHING),
     "dcp-stateful": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
     "full": ("cpu_offload", "no_strict", "flatten", "broadcast_from_rank0", "combined", "ignore_frozen"),
     HUB: ("cpu_offload", "no_strict", "flatten", "in_shards", "two_files"),
@@ -46,6 +50,7 @@ class CheckpointPlan:
     ignore_frozen: bool = False
     in_shards: bool = False
     two_files: bool = False
+    caching: bool = False
 
 
 def checkpoint_plan(text: str) -> CheckpointPlan:
@@ -67,6 +72,7 @@ def checkpoint_plan(text: str) -> CheckpointPlan:
         ignore_frozen="ignore_frozen" in options,
         in_shards="in_shards" in options,
         two_files="two_files" in options,
+        caching=CACHING in options,
     )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 LEGACY = ("dp_zero", "plain")
 """Formats of one file a model-parallel rank, written by torch.save; all others go through dist_checkpointing."""
 
+CONSTANT = "constant_structure"
+
 
 @dataclass(frozen=True)
 class Format:
@@ -35,32 +37,32 @@ FORMATS: dict[str, Format] = {
         "torch.save of the model and of whole buffers gathered on data-parallel rank 0", "zero1", ("trusted",)
     ),
     "dp_zero_gather_scatter": Format(
-        "the same buffers as one object of a distributed checkpoint", "zero1", ("async", "trusted")
+        "the same buffers as one object of a distributed checkpoint", "zero1", ("async", "trusted", CONSTANT)
     ),
     "dp_reshardable": Format(
         "each bucket a flat tensor; other data-parallel sizes",
         "zero1",
-        ("async", "fully_parallel", "trusted"),
+        ("async", "fully_parallel", "trusted", CONSTANT),
         "0.15",
     ),
     "fully_reshardable": Format(
         "each state as a tensor of its parameter's shape; other sizes of anything",
         "zero1",
-        ("async", "fully_parallel", "mem_efficient", "trusted"),
+        ("async", "fully_parallel", "mem_efficient", "trusted", CONSTANT),
         since="0.15",
         any_tp=True,
     ),
     "fully_sharded_model_space": Format(
         "each state as flat ranges of its parameter; other sizes of anything",
         "zero1",
-        ("async", "fully_parallel", "trusted"),
+        ("async", "fully_parallel", "trusted", CONSTANT),
         any_tp=True,
     ),
     "fsdp_dtensor": Format("DTensors of Megatron FSDP", "zero1", any_tp=True),
     "sharded": Format(
         "each state as a tensor of its parameter's shape, by the optimizer without a distributed one",
         "replicate",
-        ("async", "fully_parallel", "trusted"),
+        ("async", "fully_parallel", "trusted", CONSTANT),
         any_tp=True,
     ),
     "plain": Format("torch.save of the model and of the optimizer's state dict", "replicate", ("trusted",)),
@@ -68,7 +70,8 @@ FORMATS: dict[str, Format] = {
 """Format → what it is. The switches: async (write in a forked process, waited for), fully_parallel (data-parallel ranks
 share the writing and reading; not for dp_zero_gather_scatter, whose object only rank 0 has), mem_efficient (gather on
 one rank, over gloo), trusted (load with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, as users do where torch refuses what the
-library saved)."""
+library saved), constant_structure (the script's --ckpt-assume-constant-structure: a session's later saves keep the
+strategy and with it the plan of the first, and are not validated)."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class CheckpointPlan:
     asynchronous: bool = False
     mem_efficient: bool = False
     trusted: bool = False
+    constant: bool = False
 
     @property
     def legacy(self) -> bool:
@@ -95,5 +99,5 @@ class CheckpointPlan:
 def checkpoint_plan(text: str) -> CheckpointPlan:
     """The plan that a scenario's `checkpoint` text names, which is one of `FORMATS`."""
     form, *switches = text.split("+")
-    words = ("fully_parallel", "async", "mem_efficient", "trusted")
+    words = ("fully_parallel", "async", "mem_efficient", "trusted", CONSTANT)
     return CheckpointPlan(form, *(word in switches for word in words))

@@ -11,6 +11,7 @@ import json
 import os
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ from shardproof.trainer import wording
 from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TOLD, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
-from shardproof.trainer.rank.loading import class_of, values
+from shardproof.trainer.rank.loading import values
 
 
 class Rank:
@@ -43,7 +45,9 @@ class Rank:
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
         self.context, self.built = context, built or context.directory
         self.described = trainer_of(context.scenario)
-        self.trainer: Trainer = class_of(self.described.file, self.described.name)()
+        made = class_for(self.described, context.scenario.device)
+        with self._device():
+            self.trainer: Trainer = made()
         self.taken: list[list[Record]] = []
         self.probes: list[Probe] = []
         self.declined = False
@@ -52,8 +56,10 @@ class Rank:
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
-        self.trainer.build(self._enter(op))
-        self.state = self.trainer.state()
+        cell = self._enter(op)
+        with self._device():
+            self.trainer.build(cell)
+            self.state = self.trainer.state()
 
     def step(self, op: Op) -> None:
         """One update; of a trainer with `fit`, nothing, since it has been done."""
@@ -61,18 +67,21 @@ class Rank:
             return
         for probe in self.probes:
             probe.start_step()
-        self.trainer.step(op.iteration)
-        self.state = self.trainer.state()
+        with self._device():
+            self.trainer.step(op.iteration)
+            self.state = self.trainer.state()
 
     def save(self, op: Op) -> None:
         """Write a checkpoint into an empty folder."""
-        self.trainer.save(self._folder(op.checkpoint))
-        self.state = self.trainer.state()
+        with self._device():
+            self.trainer.save(self._folder(op.checkpoint))
+            self.state = self.trainer.state()
 
     def load(self, op: Op) -> None:
         """Read a checkpoint."""
-        self.trainer.load(self.context.directory / f"checkpoint{op.checkpoint}")
-        self.state = self.trainer.state()
+        with self._device():
+            self.trainer.load(self.context.directory / f"checkpoint{op.checkpoint}")
+            self.state = self.trainer.state()
 
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
@@ -80,7 +89,8 @@ class Rank:
         self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self.trainer.state())))
         folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
         resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
-        self.trainer.fit(cell, op.iteration, folder, resume)
+        with self._device():
+            self.trainer.fit(cell, op.iteration, folder, resume)
         self.trainer._taken = None
 
     def observe(self, op: Op) -> Iterable[Record]:
@@ -95,6 +105,9 @@ class Rank:
                 "each update"
             )
         return [record._replace(op=op.index) for record in self.taken.pop(0)]
+
+    def _device(self) -> AbstractContextManager[None]:
+        return device_for(self.described, self.context.scenario.device)
 
     def _enter(self, op: Op) -> Cell:
         """The cell of a session, with the process as a launcher would have left it."""
@@ -135,7 +148,7 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world)
+        state = State(found, self.context.rank, self.context.mesh.world, self.described.local)
         yield from state.records(op)
         yield from self._notes(op, state)
 
@@ -151,7 +164,7 @@ class Rank:
             data = text.encode()
             yield whole(op, 0, NOTE, str(number), "utf8", (len(data),), data)
         if self.probes and state is not None:
-            models = [probe.spec.name for probe in self.probes]
+            models = [(probe.spec.name, str(probe.scenario.dtype)) for probe in self.probes]
             optimizers = [optimizer.told() for optimizer in state.optimizers]
             data = json.dumps({"models": models, "declined": self.declined, "optimizers": optimizers}).encode()
             yield whole(op, 0, TOLD, "", "utf8", (len(data),), data)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,10 +78,11 @@ class Item:
 
 class State:
     """What a trainer's `state()` holds on this rank: what was found, what could not be read, and the optimizers, by the
-    latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too."""
+    latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too. local: patterns of
+    names of parameters that are each rank's own."""
 
-    def __init__(self, roots: Mapping[str, object], rank: int, world: int) -> None:
-        self._roots, self._rank, self._world = roots, rank, world
+    def __init__(self, roots: Mapping[str, object], rank: int, world: int, local: Sequence[str] = ()) -> None:
+        self._roots, self._rank, self._world, self._local = roots, rank, world, local
         self._latest: Look | None = None
 
     @property
@@ -107,7 +108,7 @@ class State:
         return self._latest
 
     def _look(self, op: int) -> Look:
-        look = Look(At(op, self._rank), walk(self._roots))
+        look = Look(At(op, self._rank), walk(self._roots), self._local)
         look.all()
         return look
 
@@ -119,13 +120,13 @@ class Look:
     its next epoch begins; so those are not looked at besides. A scheduler tells that of the schedulers in it.
     """
 
-    def __init__(self, at: At, way: Walk) -> None:
+    def __init__(self, at: At, way: Walk, local: Sequence[str] = ()) -> None:
         self.at, self.way = at, way
         self.records: list[Record] = []
         self.found: list[Item] = []
         self.hidden: list[Item] = []
         self.optimizers: list[Optimizer] = []
-        self._modules = Modules()
+        self._modules = Modules(local)
         self._used: set[int] = set()
         self._leaves_told: set[tuple[str, str]] = set()
         self._tensors: dict[str, list[Met]] = {}

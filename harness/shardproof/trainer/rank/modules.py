@@ -12,8 +12,9 @@ backward; so its sharded parameters are taken from where it keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -33,6 +34,7 @@ Paths = list[tuple[str, nn.Module]]
 class Modules:
     """What the modules of a trainer hold.
 
+    * local: patterns of names of parameters that are plain tensors and each rank's own.
     * parameters: identity of a parameter, or of a flat one, → what is held of it; `beside` looks an optimizer's up.
     * params: what is held, of the role `param`, in the order of the names. buffers: name → tensor.
     * extra: path and module of each that has a `get_extra_state` of its own.
@@ -40,6 +42,7 @@ class Modules:
     * names: clean name → what is held, for state that is kept by name.
     """
 
+    local: Sequence[str] = ()
     parameters: dict[int, Held] = field(default_factory=dict)
     params: list[Held] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -68,7 +71,8 @@ class Modules:
 
     def _add_plain(self, tensor: torch.Tensor, names: tuple[str, ...]) -> None:
         try:
-            pieces = held(tensor, names)
+            own = any(fnmatchcase(name, pattern) for name in names for pattern in self.local)
+            pieces = held(tensor, names, own=own)
         except Unreadable as reason:
             self.unread[names[0]] = str(reason)
             return

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shardproof.entry import resolve
 from shardproof.protocol.registry import all_systems
 from shardproof.trainer.described import described
-from shardproof.trainer.rank.loading import class_of
+from shardproof.trainer.rank.emulated import class_for
 from shardproof.trainer.system import VARIANT
 
 LAZY = (
@@ -34,7 +34,7 @@ def warm_up() -> None:
     _rehearse()
     trainer = described(os.environ[VARIANT])
     with at_most(LONGEST_IMPORT_S, f"the import of {trainer.file.name}"):
-        class_of(trainer.file, trainer.name)
+        class_for(trainer, "cpu")  # a server whose ranks have GPUs is not warmed up
 
 
 LONGEST_IMPORT_S = 300.0

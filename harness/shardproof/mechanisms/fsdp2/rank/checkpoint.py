@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
@@ -79,12 +79,13 @@ class StateDictCheckpoint:
 
     def write(self, content: dict[str, Any], path: Path, in_flight: InFlight = at_once) -> None:
         """Write a checkpoint of what `content` gave, now or earlier; otherwise like `save`."""
+        planner = DefaultSavePlanner(enable_plan_caching=True) if self.plan.caching else None
         match self.plan.form:
             case "dcp":
-                state_dict_saver.save(content, checkpoint_id=path)
+                state_dict_saver.save(content, checkpoint_id=path, planner=planner)
             case "dcp-async":
                 group = dist.new_group(backend="gloo")  # its own, since training goes on beside it
-                pending = state_dict_saver.async_save(content, checkpoint_id=path, process_group=group)
+                pending = state_dict_saver.async_save(content, checkpoint_id=path, process_group=group, planner=planner)
                 assert isinstance(pending, Future)
                 in_flight(partial(_finish, pending, group))
             case "dcp-stateful":

@@ -5,7 +5,7 @@ Rank side. The library is untyped, so its objects are `Any` here; what they are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,8 @@ class TrainState:
     * streams: the rank's random generators, where the script keeps them.
     * iteration: optimizer steps taken.
     * release: megatron.core's `(major, minor, patch)`.
+    * strategies: the strategies of the latest load and of the first save, by `load` and `save`, which a script keeps
+      that assumes that its checkpoints' structure is constant.
     """
 
     scenario: Scenario
@@ -41,6 +43,7 @@ class TrainState:
     scheduler: Any
     streams: Streams | None = None
     iteration: int = 0
+    strategies: dict[str, Any] = field(default_factory=dict)
 
     @property
     def root(self) -> nn.Module:

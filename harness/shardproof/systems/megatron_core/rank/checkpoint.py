@@ -133,14 +133,24 @@ def _save_distributed(state: TrainState, plan: CheckpointPlan, path: Path, in_fl
     metadata = _metadata(state, plan)
     content = {"iteration": state.iteration, **_sharded(state, metadata, loading=False, whole=True)}
     content |= {"rng_state": _generators(state)} if state.streams else {}
-    strategy = get_default_save_sharded_strategy("torch_dist")
-    if plan.fully_parallel:
-        strategy = FullyParallelSaveStrategyWrapper(strategy, _data_parallel_group())
+    again = plan.constant and "save" in state.strategies
+    if not again:
+        strategy = get_default_save_sharded_strategy("torch_dist")
+        strategy.use_cached_ckpt_structure = plan.constant
+        if (
+            plan.constant
+            and (read := getattr(state.strategies.get("load"), "cached_global_metadata", None)) is not None
+        ):
+            strategy.cached_global_metadata = read
+        if plan.fully_parallel:
+            strategy = FullyParallelSaveStrategyWrapper(strategy, _data_parallel_group(), plan.constant)
+        state.strategies["save"] = strategy
     request = dist_checkpointing.save(
         content,
         str(path),
-        strategy,
+        state.strategies["save"],
         async_sharded_save=plan.asynchronous,
+        validate_access_integrity=not again,
         content_metadata={key: value for key, value in metadata.items() if key != "dp_cp_group"},
     )
     if request is not None:
@@ -189,6 +199,7 @@ def _read_distributed(state: TrainState, plan: CheckpointPlan, path: Path, *, wh
     strategy = get_default_load_sharded_strategy(str(path))
     if plan.fully_parallel:
         strategy = FullyParallelLoadStrategyWrapper(strategy, _data_parallel_group())
+    state.strategies["load"] = strategy
     content = _sharded(state, metadata, loading=True, whole=whole)
     leaves = not whole
     if whole and state.streams:

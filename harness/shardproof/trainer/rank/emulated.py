@@ -1,0 +1,47 @@
+"""The emulated GPU of a trainer that asks for one, `emulates = "cuda"`, on ranks that have none.
+
+The trainer's file is imported, and its methods run, while `torch.cuda` answers and tensors go to a device that is the
+CPU's memory. What looks at the state is outside of it. Results say that the device is emulated.
+
+*Does not exercise* CUDA's streams, kernels and NCCL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardproof.trainer.base import Trainer
+from shardproof.trainer.described import Described
+from shardproof.trainer.rank.loading import class_of
+
+
+@contextmanager
+def device_for(trainer: Described, device: str) -> Iterator[None]:
+    """Inside, what a trainer calls finds the GPU that it asks for."""
+    if not trainer.emulates or device == "cuda":
+        yield
+        return
+    from shardproof.emulation.device import on
+
+    with on(device):
+        yield
+
+
+def class_for(trainer: Described, device: str) -> type[Trainer]:
+    """The trainer's class, its file imported where it finds the GPU that it asks for; and triton by name, should a
+    library that it imports not do without.
+
+    Raises:
+        Whatever `class_of` raises.
+    """
+    with device_for(trainer, device):
+        try:
+            return class_of(trainer.file, trainer.name)
+        except ModuleNotFoundError as error:
+            from shardproof.emulation.names import TRITON, importable
+
+            if not trainer.emulates or error.name not in TRITON:
+                raise
+            with importable(TRITON):
+                return class_of(trainer.file, trainer.name)

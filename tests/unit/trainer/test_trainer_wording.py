@@ -1,0 +1,62 @@
+"""What an arm says of what it found: the numbers, where a library raised, and what to write where ranks differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from shardproof.observe.logical import Key, Problem, Value
+from shardproof.result import Failure
+from shardproof.trainer import wording
+from shardproof.trainer.described import described
+from shardproof.trainer.every_mesh import of_both
+from trainer_texts import text_of_trainer
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "told"),
+    [
+        ("-9.536743306171047e-08", "-0.0062500000931322575", ", 65536 times as much"),
+        ("1024.0", "1.0", ", 1/1024 of it"),
+        ("2.0", "1.0", ""),
+        ("3.0", "1.0", ""),
+        ("-8.0", "1.0", ""),
+        ("0.0", "1.0", ""),
+        ("nan", "1.0", ""),
+        ("nothing", "1.0", ""),
+    ],
+)
+def test_a_loss_scale_is_told_as_a_factor(wrong: str, right: str, told: str) -> None:
+    assert wording._as_a_factor(wrong, right) == told
+
+
+def test_a_crash_names_the_line_of_the_library_that_raised(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text_of_trainer("steps = (1, 0)"))
+    lines = [
+        f'  File "{file}", line 9, in build',
+        '  File "/x/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1, in _call_impl',
+        '  File "/src/megatron/core/buffer.py", line 341, in start_param_sync',
+        '  File "/x/lib/python3.11/site-packages/torch/_tensor.py", line 2, in __len__',
+        '  File "/usr/lib/python3.11/functools.py", line 3, in wrapper',
+    ]
+    error = Failure("TypeError", "no len", 0, "\n".join(lines))
+    (crash, trainer) = wording.of_failure("resumed", error, described(str(file))).sentence, "build (mine.py, line 9)"
+    assert crash == f"TypeError on rank 0 in {trainer}, raised by start_param_sync (core/buffer.py, line 341): no len"
+    own = wording.of_failure("resumed", Failure("TypeError", "no len", 0, lines[0]), described(str(file)))
+    assert own.sentence == f"TypeError on rank 0 in {trainer}: no len"
+
+
+def test_what_to_write_where_each_rank_has_a_parameter_of_its_own() -> None:
+    of = {role: Problem(Key(1, "live", role, "w"), "replica_conflict", (0, 1), "x") for role in ("param", "exp_avg")}
+    assert "local" in wording.of_problems([of["param"]], [])
+    assert "local" not in wording.of_problems([of["exp_avg"]], [])
+
+
+def test_two_ways_are_not_compared_in_what_is_each_ranks_own() -> None:
+    value = Value("fp32", (1,), bytes(4))
+    whole = {("param", "head"): value, ("param", "experts"): value, ("exp_avg", "experts"): value}
+    apart = {("param", "head"): value, ("param", "rank0.experts"): value, ("exp_avg", "rank0.experts"): value}
+    one, other, left_out = of_both(whole, apart)
+    assert one == other == {("param", "head"): value}
+    assert left_out == {("param", "experts"), ("exp_avg", "experts")}

@@ -9,6 +9,7 @@ from shardproof.diagnosis import Explanation
 from shardproof.diff import Difference, diff, numpy_dtype
 from shardproof.issues.known_issues import KnownIssue, KnownIssues, Pattern
 from shardproof.observe.assemble import assemble
+from shardproof.observe.courses import RankCourse
 from shardproof.observe.logical import Key, Logical, Value
 from shardproof.observe.record import Record, whole
 from shardproof.report.model import Report
@@ -67,6 +68,20 @@ def crash(**axes: str) -> Result:
         scenario(system="torch-fsdp2", mesh="1x8x1", **axes), "torch-fsdp2", "2.13.0", Verdict.CRASH, 1.5,
         FailedOp(3, "save"), error=error, reproduced=Reproduced(1, 1), emulated=("CUDA streams",),
     )  # fmt: skip
+
+
+def struck() -> Result:
+    """A crash whose ranks left a trace: one raised, one echoed it, one was killed and one was done."""
+    begun = ((-1, "start", 0.01), (-1, "construct", 0.02), (0, "op", 0.05), (0, "observe", 0.06), (0, "record", 0.07))
+    stepped = (*begun, (1, "op", 0.08))
+    return replace(crash(), courses=(
+        RankCourse(0, stepped, "raised", 0.26, f"RuntimeError: Connection closed by peer {HOSTILE}"),
+        RankCourse(1, (*stepped, (1, "observe", 0.2)), "raised", 0.21, f"KeyError: {HOSTILE}", first=True),
+        RankCourse(2, stepped, "killed", 1.22),
+        RankCourse(3, begun, "killed", 1.22),
+        RankCourse(4, stepped, "killed", 1.22),
+        RankCourse(5, begun, "done", 0.2),
+    ))  # fmt: skip
 
 
 def hang(known: str | None = "torch-fsdp2-1") -> Result:

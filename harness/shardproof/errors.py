@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Self
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the kernel says where there is no more room: on the disk, for this user, for this process (RLIMIT_FSIZE)."""
@@ -18,8 +19,15 @@ MOST_GIVEN = 300
 MOST_OF_A_LINE = 4000
 
 
-A_TRAINER = "whatever no system has is a trainer of twenty lines: docs/trainer.md"
-"""What a refusal of an unknown system, axis or value says besides: the other way in."""
+A_TRAINER = "`shardproof trainer my_trainer.py` tests a training script of any stack (docs/trainer.md)"
+A_COMMAND = (
+    "`shardproof trainer --command 'python train.py --out {folder} --max-steps {until}'` tests a script as it is, by "
+    "the checkpoints that it leaves"
+)
+ANY_OPTIMIZER = "`shardproof optimizer IMPORT.PATH` tries any torch.optim.Optimizer"
+TWO_CHECKPOINTS = "`shardproof diff A B` compares two checkpoints of any stack"
+OWN_CHECKPOINTS = "`shardproof resilience my_trainer.py` tries the checkpoints of a training script of any stack"
+"""Other ways in, for who is refused because no system has what he has: see `UsageError.led_to`."""
 
 
 class UsageError(Exception):
@@ -43,13 +51,22 @@ class UsageError(Exception):
         meant = _meant(given, list(dict.fromkeys([*listed, *further]))) if isinstance(given, str) else ""
         return cls(f"{what}: given {_shortened_repr(given)}{meant}; allowed: {choices}; for example: {form}")
 
+    def led_to(self, *ways: str) -> Self:
+        """The error with other ways in as its last line. Whoever only mistyped a name needs none."""
+        if _MEANT in str(self):
+            return self
+        return type(self)(f"{self}\ninstead: {'; '.join(ways)}")
+
+
+_MEANT = " (did you mean "
+
 
 def _meant(given: str, names: Sequence[str]) -> str:
     """The question whether one of two names was meant that are called much the same; empty where there is none."""
     from difflib import get_close_matches  # which takes time to import, and is seldom needed
 
     near = get_close_matches(given[:LONGEST_NAME], names, n=2, cutoff=0.78)
-    return f" (did you mean {' or '.join(near)}?)" if near and given not in near else ""
+    return f"{_MEANT}{' or '.join(near)}?)" if near and given not in near else ""
 
 
 LONGEST_NAME = 100

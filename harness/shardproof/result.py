@@ -17,6 +17,7 @@ from shardproof.codec import fields_from_plain, from_plain, to_plain
 from shardproof.diagnosis import Explanation
 from shardproof.diff import Difference
 from shardproof.errors import UsageError
+from shardproof.observe.courses import RankCourse
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.program import expand
@@ -117,6 +118,7 @@ class Result:
     * arms: of a trainer's cell, the verdict of each arm. state: what was found on the trainer, or could not be read.
     * sessions: of a trainer's cell, session → the kinds of its operations, in order. They are stored, since a reader of
       a report need not have the trainer's file, without which nobody can say what the program `arms` comes to.
+    * courses: of ranks that failed, what each was in when, and how it ended.
     * phases_s: seconds by phase (fork, run, compare …).
     * elements: of what differs, for a reader to look at, packed by `shardproof.tensor_pictures`. No part of the JSON
       form, and no part of what makes two results equal.
@@ -150,6 +152,7 @@ class Result:
     arms: tuple[ArmResult, ...] = ()
     state: tuple[str, ...] = ()
     sessions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    courses: tuple[RankCourse, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
     elements: bytes = field(default=b"", compare=False, repr=False)
 
@@ -300,6 +303,7 @@ class Result:
             "normalisations": differences_to_json(self.normalisations),
             "signature": self.signature,
             "phases_s": dict(self.phases_s),
+            **({"courses": to_plain(self.courses)} if self.courses else {}),
             **(self._of_a_trainer() if self.arms else {}),
         }
 
@@ -327,6 +331,7 @@ class Result:
             normalisations=differences_from_json(data["normalisations"]),
             arms=from_plain(tuple[ArmResult, ...], data.get("arms", [])),
             state=tuple(data.get("state", ())),
+            courses=from_plain(tuple[RankCourse, ...], data.get("courses", [])),
             sessions=from_plain(Mapping[str, tuple[str, ...]], data.get("sessions", {})),
             **plain,
         )

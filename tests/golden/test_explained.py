@@ -98,3 +98,9 @@ def test_hostile_text_cannot_control_the_terminal() -> None:
     told = render_explained(replace(samples.unknown(), reason="\x1b[2J\x07gone"), KnownIssues())
     assert "\x1b" not in told
     assert "\x07" not in told
+
+
+def test_where_the_ranks_were_stands_below_what_happened() -> None:
+    told = render_explained(samples.struck(), KnownIssues())
+    assert "\n\nRank 1 raised KeyError in the observation of operation 1 (`step`) after 0.21 s. " in told
+    assert "Rank 1 raised" not in render_explained(samples.crash(), KnownIssues())

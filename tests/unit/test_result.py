@@ -21,7 +21,7 @@ DIFFERENCE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("result", samples.every_kind(), ids=lambda r: r.verdict.value)
+@pytest.mark.parametrize("result", [*samples.every_kind(), samples.struck()], ids=lambda r: r.verdict.value)
 def test_json_loses_nothing(result: Result) -> None:
     text = json.dumps(result.to_json(), allow_nan=False)
     assert Result.from_json(json.loads(text)) == result
@@ -34,6 +34,14 @@ def test_the_keys_of_the_contract() -> None:
     assert data["failed_op"] == {"index": 8, "name": "load"}
     assert data["explanations"][0].keys() >= {"mechanism", "confidence", "evidence", "bug_ids"}
     assert samples.crash().to_json()["error"].keys() >= {"type", "message", "rank"}
+
+
+def test_the_courses_of_ranks_are_stored_of_failures_alone() -> None:
+    assert "courses" not in samples.passing().to_json()
+    data = samples.struck().to_json()
+    assert data["courses"][2]["marks"][0] == [-1, "start", 0.01]
+    del data["courses"]  # as older releases stored it
+    assert Result.from_json(data) == samples.crash()
 
 
 def test_a_key_of_another_release_is_ignored() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from shardproof.cli import arguments, options
+from shardproof.errors import A_TRAINER
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 
@@ -45,6 +46,7 @@ def diff(
     from shardproof.compare.run import CompareRequest, compare
     from shardproof.compare.text import render
     from shardproof.protocol.registry import all_systems
+    from shardproof.readers.errors import UnfamiliarError
     from shardproof.report.publish import write_json
 
     load_plugins(plugins)
@@ -58,7 +60,10 @@ def diff(
         checksums=not no_checksums,
     )
     with progress_on(sys.stderr) as progress:
-        found = compare(request, progress)
+        try:
+            found = compare(request, progress)
+        except UnfamiliarError as error:
+            raise error.led_to(A_TRAINER) from None
     print(render(found, everything=everything), end="")
     write_json(json_file, found.to_json())
     if html_file is not None:

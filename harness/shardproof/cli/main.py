@@ -23,7 +23,7 @@ from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
 from shardproof.cli.resilience import resilience
 from shardproof.cli.trainer import trainer
-from shardproof.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
+from shardproof.errors import MOST_GIVEN, TWO_CHECKPOINTS, UNWRITTEN, HarnessError, UsageError, printable
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 from shardproof.world import preflight
@@ -427,10 +427,14 @@ def inspect(checkpoint: Path) -> int:
     \b
     shardproof inspect checkpoints/step-100
     """
-    from shardproof.readers.description import check_complete, describe, render_description
+    from shardproof.readers.description import check_complete, describe, is_foreign, render_description
+    from shardproof.readers.errors import CheckpointError
 
     load_plugins(())
-    rows = describe(checkpoint)
+    try:
+        rows = describe(checkpoint)
+    except CheckpointError as error:
+        raise (error.led_to(TWO_CHECKPOINTS) if is_foreign(checkpoint) else error) from None
     print(render_description(rows), end="")
     check_complete(checkpoint, rows)
     return ExitStatus.OK

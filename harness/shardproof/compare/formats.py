@@ -20,7 +20,7 @@ from shardproof.compare.contents import Contents
 from shardproof.compare.files import FORM, Files
 from shardproof.compare.legacy import MAGIC, add_legacy
 from shardproof.protocol.checkpoint_layout import Layout
-from shardproof.readers.errors import CheckpointError, bad
+from shardproof.readers.errors import CheckpointError, bad, unfamiliar
 from shardproof.readers.pieces import FULL_FILE, KeyPath
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt")
@@ -168,7 +168,7 @@ def _add_several(contents: Contents, folder: Path) -> str:
     """Take up all checkpoints below a folder: one alone as it is, several under the names of their files or folders."""
     found = list(_checkpoints(folder, folder, 0, [0]))
     if not found:
-        raise bad(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
+        raise unfamiliar(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
     named = [(path, () if len(found) == 1 else _name_below(folder, path)) for path in found]
     return " and ".join(dict.fromkeys(_add_each(contents, named)))
 
@@ -233,5 +233,5 @@ def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:
     else:
         head = contents.files.read(file, 0, min(8, contents.files.size(file)))
         given = f"a file that begins with {head.hex(' ') or 'nothing'}"
-        raise bad(f"{file}: kind of file", given, _ALLOWED, FORM)
+        raise unfamiliar(f"{file}: kind of file", given, _ALLOWED, FORM)
     return kind

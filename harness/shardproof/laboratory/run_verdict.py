@@ -75,6 +75,7 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
         differences=differences,
         explanations=explanations,
         error=failure,
+        courses=next((outcome.courses for outcome in trial.outcomes if not outcome.ok), ()),
         reason=distrust or misfit or _without_effect(trial),
         normalisations=differences_from_json(trial.judgement["normalisations"]),
         emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
@@ -92,13 +93,15 @@ def _of_arms(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str,
     differences, verdict = differences_from_json(judged["differences"]), Verdict(judged["verdict"])
     failures = {name: error for name, error in failures_of(scenario, trial.outcomes).items() if verdict.is_failure}
     failure = next((error for error in failures.values() if error.type != "Unsupported"), None)
+    broken = (outcome for outcome in trial.outcomes if not outcome.ok)
+    courses = next((one.courses for error, one in zip(failures.values(), broken, strict=False) if error is failure), ())
     arms = tuple(ArmResult(**{**arm, "notes": tuple(arm["notes"])}) for arm in judged["arms"])
     ops = sessions(expand(scenario))
     unknown = next((arm.sentence for arm in arms if verdict is Verdict.UNKNOWN and arm.verdict == verdict.value), "")
     return Result(
         scenario, info.name, verdict=verdict, failed_op=_failed_op(scenario, differences, failure),
         differences=differences, error=failure, reason=judged["distrust"] or unknown or _without_effect(trial),
-        arms=arms, state=tuple(judged["notes"]), device=scenario.device, phases_s=trial.phases_s,
+        arms=arms, state=tuple(judged["notes"]), courses=courses, device=scenario.device, phases_s=trial.phases_s,
         sessions={own[0].arm: tuple(op.kind for op in own) for own in ops},
         emulated=info.emulated if scenario.device == "cpu" else (), **ran,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardproof.errors import UsageError
+from shardproof.errors import A_TRAINER, UsageError
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.optimizers.answers import OF_WHOLE_TENSORS, QUESTIONS, Answer, AnsweredQuestion, Asking, answer_of
 from shardproof.optimizers.request import ARGUMENT_FORM, FORM, Asked
@@ -95,7 +95,8 @@ class Examination:
         self.about = self.laboratory.ask("shardproof.optimizers.rank.trial:serve", request)
         if wrong := self.about.get("wrong"):
             form = FORM if wrong["what"] != "--arg" else f"{FORM} {ARGUMENT_FORM}"
-            raise UsageError.of(wrong["what"], wrong["given"], wrong["allowed"], form)
+            error = UsageError.of(wrong["what"], wrong["given"], wrong["allowed"], form)
+            raise error.led_to(A_TRAINER) if wrong.get("foreign") else error
 
     def _cannot(self) -> AnsweredQuestion | None:
         """The answer to all questions where nothing can be asked. Finds the model that the optimizer takes."""

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 
 from shardproof import models, systems
-from shardproof.errors import A_TRAINER, UsageError
+from shardproof.errors import A_TRAINER, TWO_CHECKPOINTS, UsageError
 from shardproof.oracle.contract import Contract
 from shardproof.protocol.system import System
 from shardproof.readers import vocabulary
@@ -47,8 +47,8 @@ def system_named(name: str) -> System:
         if ":" in name:
             file = f"{name.partition(':')[0]}.py"
             raise UsageError.of("trainer", name, "a trainer whose file is named too", f"--plugin {file}")
-        known = f"{', '.join(sorted(_SYSTEMS))} ({A_TRAINER})"
-        raise UsageError.of("system", name, known, "--system torch-fsdp2", _SYSTEMS)
+        error = UsageError.of("system", name, sorted(_SYSTEMS), "--system torch-fsdp2")
+        raise error.led_to(A_TRAINER, TWO_CHECKPOINTS)
     return _SYSTEMS[name]
 
 

@@ -53,6 +53,16 @@ def describe(path: Path) -> list[Row]:
     return sorted(rows, key=lambda row: row.key)
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether a path holds something else than a file of torch.save or a folder of torch's distributed checkpoint."""
+    if path.is_dir():
+        return not (path / ".metadata").exists() and any(path.iterdir())
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(2) != b"PK"
+
+
 def check_complete(path: Path, rows: Sequence[Row]) -> None:
     """Refuse what `describe` only reports.
 

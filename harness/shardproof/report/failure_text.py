@@ -13,6 +13,7 @@ from shardproof.report.failure_page import BitRow, FailurePage, element_of, fail
 from shardproof.report.groups import Operation, Tensor
 from shardproof.report.text import circumstances, explanation_lines, inert, verdict_line
 from shardproof.result import Result
+from shardproof.wording.rank_ends import told_ends
 
 BOLD, SOFT = "1", "2"
 
@@ -40,6 +41,7 @@ def render_explained(
     blocks = [
         "\n".join([verdict_line(result, colour), _paint(page.title, BOLD, colour), *_answers(page)]),
         "\n".join(circumstances(result, emulated_only=issues.emulated_only(result))),
+        told_ends(result),
         "\n".join(f"  {line}" for line in explanation_lines(result) if not result.arms),
         "\n".join(_arms(result, colour)),
         "\n".join(_state(page, colour)),

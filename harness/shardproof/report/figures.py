@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from shardproof.diff import Difference
 from shardproof.errors import UsageError
+from shardproof.observe.courses import RankCourse
 from shardproof.program import Op, expand
 from shardproof.report.history import History
 from shardproof.report.model import Report
 from shardproof.result import Result
 from shardproof.scenario import Mesh
 from shardproof.verdict import Verdict
+from shardproof.wording.rank_ends import end_of
 
 ARMS = ("main", "uninterrupted", "cold", "resumed")
 
@@ -95,6 +98,79 @@ def _sessions(ops: Iterable[Op]) -> tuple[SessionSpan, ...]:
         )
         for (session, mesh), members in grouped.items()
     )
+
+
+LEAST_LABELLED = 6.0
+"""Share of the width, in percent, from which a bar of a rank has its name in it."""
+
+
+@dataclass(frozen=True)
+class CourseBar:
+    """A stretch of a rank's course, in percent of the width. kind: `before` the first operation, `op`, or `ours`, where
+    shardproof reads and stores the state after it. text: all of it in words."""
+
+    x: float
+    width: float
+    label: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CourseRow:
+    """A rank with its bars. told: how it ended, as the words after its name. text: its bars in words."""
+
+    course: RankCourse
+    told: str
+    bars: tuple[CourseBar, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Courses:
+    """The ranks of a session that failed, one row each. struck: the moment of the first failure, in percent of the
+    width; None where the time was up before. cut: whether the beginning of a course was not kept."""
+
+    rows: tuple[CourseRow, ...]
+    struck: float | None
+    cut: bool
+
+
+def courses(result: Result) -> Courses | None:
+    """Who was where when it struck; None where no rank failed, or an older release stored the result.
+
+    Time is not to scale. A stretch between two events of any rank gets width by its square root, so that an operation
+    of milliseconds can be seen beside a wait of seconds, and what happened first still stands first.
+    """
+    if not result.courses:
+        return None
+    moments = {at for course in result.courses for at in (course.end_s, *(mark[2] for mark in course.marks))}
+    times = sorted({0.0, *moments})
+    widths = [0.0, *((after - before) ** 0.5 for before, after in pairwise(times))]
+    x_of = {at: 100 * x / (sum(widths) or 1.0) for at, x in zip(times, accumulate(widths), strict=True)}
+    rows = tuple(_course_row(result, course, x_of) for course in result.courses)
+    struck = next((x_of[course.end_s] for course in result.courses if course.first), None)
+    return Courses(rows, struck, any(course.marks and course.marks[0][1] != "start" for course in result.courses))
+
+
+def _course_row(result: Result, course: RankCourse, x_of: Mapping[float, float]) -> CourseRow:
+    stretches = [(op, *_stretch(result, op, stage), at) for op, stage, at in course.marks]
+    starts = [s for n, s in enumerate(stretches) if not n or s[:3] != stretches[n - 1][:3]]
+    ends = [*(start[3] for start in starts[1:]), max(course.end_s, *(start[3] for start in starts), 0.0)]
+    bars = []
+    for (_, kind, label, at), end in zip(starts, ends, strict=False):
+        width = x_of.get(end, 100.0) - x_of[at]
+        shown = label if width >= LEAST_LABELLED and kind != "ours" else ""
+        bars.append(CourseBar(x_of[at], width, shown, kind, f"{label}: {at:.3f} s to {end:.3f} s"))
+    return CourseRow(course, end_of(result, course), tuple(bars), "; ".join(bar.text for bar in bars))
+
+
+def _stretch(result: Result, op: int, stage: str) -> tuple[str, str]:
+    """Kind and label of a stretch of a rank's course."""
+    if op < 0:
+        return "before", "start" if stage == "start" else "set-up"
+    name = f"{op} {result.kind_of(op)}".rstrip()
+    return ("op", name) if stage == "op" else ("ours", f"state after {name}")
 
 
 @dataclass(frozen=True)

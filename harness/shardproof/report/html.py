@@ -26,6 +26,7 @@ from shardproof.report.publish import publish
 from shardproof.result import Result
 from shardproof.verdict import Verdict
 from shardproof.wording.lines import headline
+from shardproof.wording.rank_ends import told_ends
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -131,6 +132,8 @@ def _environment() -> Environment:
         cell=_cell,
         evidence_rows=EVIDENCE_SHOWN,
         timeline_of=figures.timeline,
+        courses_of=figures.courses,
+        told_ends=told_ends,
         ulp_bars=figures.ulp_bars,
         op_kind=Result.kind_of,
         changed=lambda result: result.scenario.axis_values(only_changed=True),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardproof.errors import UsageError
+from shardproof.errors import OWN_CHECKPOINTS, UsageError
 from shardproof.issues import cures
 from shardproof.issues.cures import Cure, Cured
 from shardproof.protocol.registry import system_named
@@ -36,7 +36,7 @@ def stacks_named(names: tuple[str, ...]) -> list[Stack]:
     for name in names:
         plain, wanted = split_cures(name)
         if plain not in known:
-            raise UsageError.of("stack", name, known, "shardproof resilience torch-save")
+            raise UsageError.of("stack", name, known, "shardproof resilience torch-save").led_to(OWN_CHECKPOINTS)
         stack = known[plain]
         if wanted is not None:
             require_cures(stack, wanted)

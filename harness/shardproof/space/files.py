@@ -46,12 +46,11 @@ from pathlib import Path
 from typing import Any
 
 from shardproof.errors import A_TRAINER, UsageError
-from shardproof.models import model_spec
-from shardproof.program import is_arms, require_telling
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.releases import without_names
 from shardproof.protocol.system import System
-from shardproof.scenario import AXES, Mesh, Scenario, value_text
+from shardproof.scenario import AXES, Scenario, value_text
+from shardproof.space.axis_values import canonical, meshes
 from shardproof.space.defaults import completed
 from shardproof.tables import SHIPPED, Table, load_toml, read_scenario_file
 from shardproof.versions import TREE, split_cures, with_cures
@@ -264,8 +263,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if not equals or not (text or axis in ("faults", "options")):
             raise UsageError.of("--set", setting, "AXIS=VALUE[,VALUE]…", "--set dtype=bf16,fp32")
         if axis not in WALKED_AXES:
-            known = f"{', '.join(WALKED_AXES)} ({A_TRAINER})"
-            raise UsageError.of("--set axis", axis, known, "--set dtype=bf16 (systems: --system NAME)", WALKED_AXES)
+            form = "--set dtype=bf16 (systems: --system NAME)"
+            error = UsageError.of("--set axis", axis, WALKED_AXES, form)
+            raise error if axis in AXES else error.led_to(A_TRAINER)
         chosen[axis] = (*chosen.get(axis, ()), *([text] if axis == "faults" else text.split(",")))
     return chosen
 
@@ -279,26 +279,6 @@ def parse_strength(text: str) -> int:
     return _strength(int(text) if re.fullmatch("[0-9]{1,9}", text) else text, "--strength")
 
 
-def canonical(axis: str, text: str) -> str:
-    """The canonical text of an axis value, checked against what exists.
-
-    Raises:
-        UsageError: an unknown axis or value.
-    """
-    if axis == "model":
-        model_spec(text)
-    elif axis == "program" and not is_arms(text):
-        require_telling(text)
-    return Scenario.from_axes({axis: text}).axis_text(axis)
-
-
-def meshes(world: int) -> list[Mesh]:
-    """Every mesh up to a world size, smallest world first."""
-    sizes = range(1, world + 1)
-    found = [Mesh(r, s, t) for r in sizes for s in sizes for t in sizes if r * s * t <= world]
-    return sorted(found, key=lambda mesh: (mesh.world, mesh))
-
-
 def _choices() -> list[str]:
     """The names for an error message; regressions, of which there are many, as one."""
     return [*(name for name in space_names() if "/" not in name), "regressions/NAME (`shardproof list` has them)"]
@@ -307,6 +287,8 @@ def _choices() -> list[str]:
 def _text(name: str) -> tuple[str, str]:
     """The file's text, and how to call it in errors."""
     path = Path(name)
+    if path.suffix == ".py":
+        raise UsageError.of("scenario file", name, "a file of TOML", "shardproof run my-bug.toml").led_to(A_TRAINER)
     if names_a_file(name):
         try:
             return read_scenario_file(path, name), name
@@ -453,7 +435,7 @@ def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:
         try:
             found.append(canonical(axis, text))
         except UsageError as error:
-            raise UsageError(f"{where}: {error} ({A_TRAINER})") from None
+            raise UsageError(f"{where}: {error}") from None
     if len(set(found)) < len(found):
         twice = next(value for value in found if found.count(value) > 1)
         raise UsageError.of(

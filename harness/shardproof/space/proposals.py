@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from shardproof.errors import A_TRAINER, UsageError
+from shardproof.errors import A_TRAINER, TWO_CHECKPOINTS, UsageError
 from shardproof.scenario import Scenario
 from shardproof.space.constraints import impossible
 from shardproof.space.defaults import Axes, completed, is_accepted, nearest
@@ -39,9 +39,12 @@ def nothing_supported(refused: Mapping[Scenario, str], walked: Sequence[Walked],
     reasons = dict.fromkeys(f"{scenario.system}: {reason}" for scenario, reason in refused.items())
     excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
     given = next(iter(refused), "these axis values")
-    return UsageError.of(
-        "scenarios", str(given), f"what a system supports ({'; '.join([*reasons, *excluded, A_TRAINER])})", line
-    )
+    allowed = f"what a system supports ({'; '.join([*reasons, *excluded])})"
+    error = UsageError.of("scenarios", str(given), allowed, line)
+    if not refused:
+        return error
+    asked = any("checkpoint" in scenario.axis_values(only_changed=True) for scenario in refused)
+    return error.led_to(A_TRAINER, *([TWO_CHECKPOINTS] if asked else []))
 
 
 def nearest_line(

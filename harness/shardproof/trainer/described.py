@@ -21,7 +21,7 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from shardproof.errors import UsageError
+from shardproof.errors import A_COMMAND, UsageError
 from shardproof.trainer.base import world_of
 
 FORM = "shardproof trainer my_trainer.py"
@@ -131,7 +131,8 @@ class _Reading:
             if last:
                 allowed += f", or the name of one of its {len(last)} behind a colon: {', '.join(last)}"
             form = f"{FORM}:{last[0]}" if last else "class Mine(Trainer): ..."
-            raise UsageError.of("FILE", self.file.name, allowed, form)
+            error = UsageError.of("FILE", self.file.name, allowed, form)
+            raise error if last else error.led_to(A_COMMAND)
         return self.classes[last[0]]
 
     def described(self, node: ast.ClassDef) -> Described:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from shardproof.codec import from_plain, to_plain
+from shardproof.observe.courses import RankCourse
 from shardproof.program import Op, expand, sessions
 from shardproof.scenario import Scenario
 from shardproof.world.process import LONGEST_DEADLINE
@@ -127,6 +129,7 @@ class JobOutcome:
     * observations: the observation files, one a rank.
     * stack: the Python stack of the first stuck rank.
     * shared_gpus: some rank has died, and the ranks had less than one GPU each.
+    * courses: of a job that failed, the course of each rank up to its end.
     """
 
     errors: tuple[RankError, ...]
@@ -141,6 +144,7 @@ class JobOutcome:
     observations: tuple[Path, ...]
     stack: str = ""
     shared_gpus: bool = False
+    courses: tuple[RankCourse, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -151,6 +155,7 @@ class JobOutcome:
         plain["errors"] = [vars(error) for error in self.errors]
         plain["stuck"] = [vars(place) for place in self.stuck]
         plain["observations"] = [str(path) for path in self.observations]
+        plain["courses"] = to_plain(self.courses)
         return plain
 
     @classmethod
@@ -168,6 +173,7 @@ class JobOutcome:
             observations=tuple(Path(path) for path in message["observations"]),
             stack=message["stack"],
             shared_gpus=message["shared_gpus"],
+            courses=from_plain(tuple[RankCourse, ...], message["courses"]),
         )
 
 

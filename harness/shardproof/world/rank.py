@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ def run_rank(seat: RankSeat) -> None:
         wire.send(seat.channel, {"rank": seat.rank, "done": True})
         _stay()
     except BaseException as error:  # a library may raise SystemExit or DCP's CheckpointException, a BaseException
-        status = 1
-        wire.send(seat.channel, {"rank": seat.rank, "error": vars(_described(error, place))})
+        status, raised_ns = 1, time.monotonic_ns()
+        wire.send(seat.channel, {"rank": seat.rank, "error": vars(_described(error, place)), "at_ns": raised_ns})
     os._exit(status)
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardproof.observe.courses import MOST_MARKS, MOST_SAID, RankCourse
 from shardproof.world import process, wire
 from shardproof.world.job import STAGES, Job, JobOutcome, RankError, RankPlace, shortened
 from shardproof.world.rank import DUMP_SIGNAL, RankSeat, run_rank
@@ -28,12 +29,13 @@ GRACE_S = 1.0  # after a rank failed, the others get this long to report their o
 
 @dataclass
 class _Ranks:
-    """The live ranks and what was heard of the others."""
+    """The live ranks and what was heard of the others. failed_ns: rank → when it raised or died."""
 
     pidfds: dict[int, int] = field(default_factory=dict)  # pidfd → rank
     pids: dict[int, int] = field(default_factory=dict)  # rank → pid
     errors: list[RankError] = field(default_factory=list)
     died: list[tuple[int, str]] = field(default_factory=list)
+    failed_ns: dict[int, int] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     first_failed: int | None = None
 
@@ -57,11 +59,13 @@ def run_job(job: Job) -> JobOutcome:
     ours, theirs = wire.packet_pair()
     ranks = _fork_ranks(job, world, board, theirs)
     timed_out = _wait(ranks, ours, started_ns / 1e9, job)
+    stopped_ns = time.monotonic_ns()
     stuck = [_place(job, board, rank) for rank in ranks.silent]
     stack = _dump_stacks(job, ranks) if timed_out else ""
     strays = _end(ranks, ours)
     theirs.close()  # only now: a channel without writers would be readable all the time
     ended_ns = time.monotonic_ns()
+    failed = bool(ranks.errors or ranks.died or timed_out)
     return JobOutcome(
         errors=tuple(ranks.errors),
         died=tuple(ranks.died),
@@ -75,6 +79,7 @@ def run_job(job: Job) -> JobOutcome:
         observations=tuple(job.observation(rank) for rank in range(world)),
         stack=stack,
         shared_gpus=bool(ranks.died) and _gpus_are_shared(job, world),
+        courses=tuple(_course(ranks, board, rank, started_ns, stopped_ns) for rank in range(world) if failed),
     )
 
 
@@ -201,6 +206,7 @@ def _drain(ranks: _Ranks, channel: socket.socket) -> None:
         ranks.reported.add(message["rank"])
         if "error" in message:
             ranks.errors.append(RankError(**message["error"]))
+            ranks.failed_ns[message["rank"]] = message["at_ns"]
 
 
 def _bury(ranks: _Ranks, pidfd: int) -> None:
@@ -209,6 +215,7 @@ def _bury(ranks: _Ranks, pidfd: int) -> None:
     os.close(pidfd)
     _, status = os.waitpid(ranks.pids[rank], 0)
     if rank not in ranks.reported:
+        ranks.failed_ns[rank] = time.monotonic_ns()
         ranks.died.append((rank, process.ended_how(status)))
         ranks.first_failed = rank if ranks.first_failed is None else ranks.first_failed
 
@@ -234,6 +241,37 @@ def _place(job: Job, board: process.Board, rank: int) -> RankPlace:
 
 def _kind(job: Job, op_index: int) -> str:
     return next((op.kind for op in job.ops if op.index == op_index), "")
+
+
+def _course(ranks: _Ranks, board: process.Board, rank: int, started_ns: int, stopped_ns: int) -> RankCourse:
+    """The course of a rank. `stopped_ns` says when those began to be killed that had not ended by themselves."""
+    marks = [(op, STAGES[stage], _seconds(at_ns - started_ns)) for op, stage, at_ns in board.marks(rank)]
+    raised, died = {error.rank: _said(error) for error in ranks.errors}, dict(ranks.died)
+    end_ns = ranks.failed_ns.get(rank, stopped_ns)
+    if rank in raised:
+        end = "raised"
+    elif rank in died:
+        end = "died"
+        if rank == ranks.first_failed:  # no later than what followed from it, which was heard before it was buried
+            end_ns = min(ranks.failed_ns.values())
+    elif rank in ranks.reported:
+        end, end_ns = "done", board.marks(rank)[-1][2]
+    else:
+        end = "killed" if ranks.failed_ns else "stuck"
+    kept = marks[:-1] if end == "done" else marks
+    end_s = max(_seconds(end_ns - started_ns), marks[-1][2] if marks else 0.0)
+    what = raised.get(rank) or died.get(rank, "")
+    return RankCourse(rank, tuple(kept[-MOST_MARKS:]), end, end_s, what, rank == ranks.first_failed)
+
+
+def _said(error: RankError) -> str:
+    """The type of an error with the beginning of its message, on one line."""
+    message = error.message.strip().partition("\n")[0]
+    return f"{error.type}: {message}"[:MOST_SAID] if message else error.type
+
+
+def _seconds(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e9, 6)
 
 
 def _profile(

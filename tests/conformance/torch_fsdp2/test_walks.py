@@ -6,7 +6,8 @@ import pytest
 from shardproof.mechanisms.fsdp2.formats import FORMATS
 from shardproof.program import PROGRAMS
 from shardproof.scenario import LOAD_RELATIONS
-from shardproof.space.files import load_space, meshes
+from shardproof.space.axis_values import meshes
+from shardproof.space.files import load_space
 from shardproof.systems.reference import SYSTEM as REFERENCE
 from shardproof.systems.torch_fsdp2 import SYSTEM
 

@@ -55,11 +55,12 @@ class Cli:
         return self.err
 
     def refuses_in_three_parts(self, *arguments: str | Path) -> str:
-        """The same; the message says what was given, what is allowed and a correct form."""
+        """The same; the message says what was given, what is allowed and a correct form, and may lead elsewhere."""
         message = self.refuses(*arguments)
         parts = all(part in message for part in ("given ", "; allowed: ", "; for example: "))
         assert parts or "; correct form: " in message, message
-        assert message.count("\n") == 1, message
+        assert message.partition("\ninstead: ")[0].rstrip("\n").count("\n") == 0, message
+        assert message.count("\n") <= 2, message
         return message
 
 
@@ -563,3 +564,49 @@ def test_what_cannot_be_said_is_no_verdict(words: str, stdout: str, stderr: str,
     if stderr == "pipe":
         assert "cannot write what there is to say" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+# --- other ways in --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (("run", "--system", "accelerate"), "`shardproof trainer my_trainer.py`"),
+        (("run", "--system", "accelerate"), "`shardproof diff A B`"),
+        (("run", "--set", "optimizer=lion"), "`shardproof optimizer IMPORT.PATH`"),
+        (("run", "mine.toml"), "`shardproof optimizer IMPORT.PATH`"),
+        (("run", "train.py"), "`shardproof trainer my_trainer.py`"),
+        (("trainer", "train.py"), "`shardproof trainer --command "),
+        (("resilience", "orbax"), "`shardproof resilience my_trainer.py`"),
+        (("inspect", "model.safetensors"), "`shardproof diff A B`"),
+        (("inspect", "a_folder"), "`shardproof diff A B`"),
+        (("diff", "train.py", "train.py"), "`shardproof trainer my_trainer.py`"),
+    ],
+)
+def test_a_refusal_leads_to_the_command_that_takes_it(
+    shardproof: Cli, tmp_path: Path, words: tuple[str, ...], way: str
+) -> None:
+    (tmp_path / "mine.toml").write_text('schema = 1\n[scenario]\nsystem = "reference"\noptimizer = "lion"\n')
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    (tmp_path / "a_folder").mkdir()
+    (tmp_path / "a_folder/latest").write_text("global_step1")
+    last = shardproof.refuses(*words).rstrip("\n").rpartition("\n")[2]
+    assert last.startswith("instead: ")
+    assert way in last
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--system", "torch-fsdp3"), ("run", "--set", "mesh=wide"), ("run", "--set", "system=reference"),
+        ("inspect", "gone"), ("inspect", "empty"), ("inspect", "broken.pt"), ("diff", "broken.pt", "broken.pt"),
+    ],
+)  # fmt: skip
+def test_what_another_command_would_not_take_either_leads_nowhere(
+    shardproof: Cli, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04")
+    assert "instead: " not in shardproof.refuses(*words)

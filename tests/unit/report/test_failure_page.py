@@ -13,6 +13,7 @@ import report_samples as samples
 from shardproof.diff import Difference
 from shardproof.export import page
 from shardproof.issues.known_issues import KnownIssues
+from shardproof.observe.courses import RankCourse
 from shardproof.observe.logical import Key
 from shardproof.report.bits import differing, meaning_of, parts_of
 from shardproof.report.failure_page import element_of, failure_page, owners_of, runs_of, span_of
@@ -20,6 +21,7 @@ from shardproof.report.groups import grouped
 from shardproof.report.html import render_failure
 from shardproof.result import FailedOp, Failure, Result
 from shardproof.tensor_pictures import Elements
+from shardproof.wording.rank_ends import told_ends
 
 
 def differences(*of: tuple[int, str, str, str, str]) -> Result:
@@ -41,6 +43,39 @@ def test_differences_are_grouped_by_operation_role_and_tensor() -> None:
     assert [(t.name, len(t.differences)) for t in load.roles[1].tensors] == [("a", 2), ("b", 1)]
     assert (load.name, load.size, load.first) == ("operation 8 (load)", 4, False)
     assert (step.name, step.first) == ("operation 9 (step)", False)
+
+
+def test_where_the_ranks_were_is_said_and_drawn_with_everything_escaped() -> None:
+    result = samples.struck()
+    assert told_ends(result) == (
+        "Rank 1 raised KeyError in the observation of operation 1 (`step`) after 0.21 s. "
+        "Rank 5 was done after 0.20 s. "
+        "Rank 0 raised RuntimeError in operation 1 (`step`) after 0.26 s. "
+        "Ranks 2 and 4 were in operation 1 (`step`) when they were killed after 1.22 s. "
+        "Rank 3 was in the record of operation 0 (`build`) when it was killed after 1.22 s."
+    )
+    drawn = render_failure(samples.report(result), result)
+    section = drawn[drawn.index('id="ranks"') :].partition("</section>")[0]
+    assert section.count("</li>") == 6
+    assert "Rank 1 raised KeyError in the observation" in section
+    assert "KeyError: &lt;script&gt;" in section
+    assert samples.HOSTILE not in section
+    assert 'aria-label="Rank 3: start: 0.010 s to 0.020 s; set-up' in section
+    assert "style=" not in section, "the policy of the page admits no style but its own"
+
+
+def test_a_result_that_does_not_say_where_ranks_were_has_no_such_section() -> None:
+    assert 'id="ranks"' not in render_failure(samples.report(samples.crash()), samples.crash())
+    assert told_ends(samples.crash()) == ""
+
+
+def test_ranks_at_a_deadline_and_before_the_first_operation_have_their_words() -> None:
+    waits = tuple(RankCourse(rank, ((-1, "construct", 0.1),), "stuck", 20.0) for rank in range(3))
+    died = RankCourse(3, ((-1, "start", 0.0),), "died", 0.1, "signal SIGKILL")
+    assert told_ends(replace(samples.crash(), courses=(*waits, died))) == (
+        "Rank 3 ended without a word (signal SIGKILL) in the start of the process group after 0.10 s. "
+        "Ranks 0, 1 and 2 were still in the set-up of the system when the time was up after 20.00 s."
+    )
 
 
 def test_a_role_is_told_in_plain_words_where_its_name_is_none() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import report_samples as samples
 from shardproof.diff import RUNS, Difference, diff
+from shardproof.observe.courses import RankCourse
 from shardproof.observe.logical import Key, Value
 from shardproof.program import PROGRAMS, expand
-from shardproof.report.figures import timeline, timings, ulp_bars
+from shardproof.report.figures import courses, timeline, timings, ulp_bars
 from shardproof.result import FailedOp
 
 UP = Key(8, "live", "param", "up.weight")  # shape (16, 7) in the model `dense`
@@ -43,6 +45,35 @@ def test_every_operation_has_its_place_in_the_timeline(program: str) -> None:
     assert [box.op.index for box in figure.boxes if box.state == "failed"] == [3]
     for span in figure.sessions:
         assert span.x + span.width <= figure.width
+
+
+def test_the_course_of_each_rank_is_a_row_and_order_is_kept() -> None:
+    figure = courses(samples.struck())
+    assert figure is not None
+    assert [row.course.rank for row in figure.rows] == list(range(6))
+    raised, first, killed, *_ = figure.rows
+    assert [(bar.kind, bar.text) for bar in first.bars] == [
+        ("before", "start: 0.010 s to 0.020 s"), ("before", "set-up: 0.020 s to 0.050 s"),
+        ("op", "0 build: 0.050 s to 0.060 s"), ("ours", "state after 0 build: 0.060 s to 0.080 s"),
+        ("op", "1 step: 0.080 s to 0.200 s"), ("ours", "state after 1 step: 0.200 s to 0.210 s"),
+    ]  # fmt: skip
+    for row in figure.rows:
+        for before, after in pairwise(row.bars):
+            assert before.x + before.width == pytest.approx(after.x)
+    assert first.bars[-1].x + first.bars[-1].width == pytest.approx(figure.struck)
+    assert figure.struck < raised.bars[-1].x + raised.bars[-1].width < 100
+    assert killed.bars[-1].x + killed.bars[-1].width == pytest.approx(100)
+    assert min(bar.width for row in figure.rows for bar in row.bars) > 1, "milliseconds can be seen beside seconds"
+    assert not figure.cut
+
+
+def test_no_course_at_all_and_one_without_marks_have_their_figure() -> None:
+    assert courses(samples.crash()) is None
+    figure = courses(replace(samples.crash(), courses=(RankCourse(0, (), "died", 0.0, "exit 1", first=True),)))
+    assert figure is not None
+    assert figure.rows[0].bars == ()
+    late = RankCourse(0, ((9, "op", 3.0),), "stuck", 20.0)
+    assert courses(replace(samples.crash(), courses=(late,))).cut  # type: ignore[union-attr]
 
 
 def test_states_of_operations() -> None:

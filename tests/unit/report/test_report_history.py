@@ -66,7 +66,12 @@ def test_a_folder_of_three_nights(tmp_path: Path) -> None:
 
 def test_one_night_has_no_history(tmp_path: Path) -> None:
     assert nights(tmp_path, (samples.crash(),)).history.nights == ()
-    assert '<section id="history">' not in render_index(replace(samples.report(), before={}))
+    assert "This is the first run in its folder." in render_index(replace(samples.report(), before={}))
+
+
+def test_nights_without_a_failure_are_told(tmp_path: Path) -> None:
+    page = render_index(nights(tmp_path, (samples.passing(1),), (samples.passing(1),)))
+    assert "<p>No scenario failed in any of them.</p>" in page
 
 
 # --- the command, its text and its page ----------------------------------------------------------------------

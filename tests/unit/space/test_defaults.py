@@ -65,7 +65,7 @@ def refusal(*words: str) -> UsageError | None:
 
 def proposal(error: UsageError) -> list[str]:
     """The words after `shardproof run` of the line that an error proposes."""
-    words = shlex.split(str(error).rpartition("; for example: ")[2])
+    words = shlex.split(str(error).rpartition("; for example: ")[2].partition("\n")[0])
     assert words[:2] == ["shardproof", "run"]
     return words[2:]
 

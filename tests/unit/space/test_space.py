@@ -14,8 +14,9 @@ from shardproof.program import PROGRAMS
 from shardproof.protocol.accepts import Constraint
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.scenario import LOAD_RELATIONS, Mesh, Scenario
+from shardproof.space.axis_values import meshes
 from shardproof.space.constraints import CONSTRAINTS, constraints_of
-from shardproof.space.files import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
+from shardproof.space.files import ALL, WALKED_AXES, load_space, parse_settings, parse_strength, space_names
 from shardproof.space.plan import Selection, in_shard, make_plan, parse_shard
 from shardproof.space.plan_text import render_plan
 from shardproof.trainer import models as trainer_models

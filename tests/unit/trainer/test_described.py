@@ -162,7 +162,7 @@ def test_no_python(read: Read, text: str) -> None:
 def test_no_trainer(read: Read, text: str) -> None:
     told = refusal(read, text)
     assert "allowed: a file with one class that derives from shardproof.trainer.Trainer" in told
-    assert told.endswith("class Mine(Trainer): ...")
+    assert "; for example: class Mine(Trainer): ...\ninstead: `shardproof trainer --command " in told
 
 
 def test_two_trainers(read: Read) -> None:

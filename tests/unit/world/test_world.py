@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -137,6 +138,23 @@ def test_a_rank_that_waits_for_a_failed_one_is_no_hang(server: ForkServer, tmp_p
     assert outcome.first_failed == 1
     assert not outcome.timed_out
     assert outcome.duration_s < 10
+
+
+def test_the_courses_of_ranks_say_who_was_where_when_one_failed(server: ForkServer, tmp_path: Path) -> None:
+    assert run(server, tmp_path).courses == ()
+    outcome = run(server, tmp_path, "raise")
+    other, first = outcome.courses
+    assert (first.rank, first.end, first.what, first.first) == (1, "raised", "KeyError: 'absent'", True)
+    assert first.marks[-1][:2] == (1, "op")
+    assert not other.first
+    for course in outcome.courses:
+        times = [at for _, _, at in course.marks]
+        assert times == sorted(times)
+        assert times[-1] <= course.end_s <= outcome.duration_s
+    assert [(c.end, c.what) for c in run(server, tmp_path, "kill").courses][1] == ("died", "signal SIGKILL")
+    stuck = run(server, tmp_path, "hang", deadline_s=1.0)
+    assert [(c.end, c.marks[-1][:2], c.first) for c in stuck.courses] == [("stuck", (1, "op"), False)] * 2
+    assert JobOutcome.from_json(json.loads(json.dumps(stuck.to_json()))) == stuck
 
 
 @pytest.mark.parametrize(("fault", "strays"), [("daemon", 1), ("fork_bomb", 6)])

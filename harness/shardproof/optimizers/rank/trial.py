@@ -39,7 +39,7 @@ def _class(asked: Asked) -> tuple[Any, dict[str, Any] | None]:
         here = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer)]
         names = ", ".join(sorted(name for name in here if name != "Optimizer" and not name.startswith("_")))
         kinds = "a subclass of torch.optim.Optimizer" + (f"; those of {asked.module}: {names}" if names else "")
-        return None, _wrong("IMPORT.PATH", asked.path, kinds)
+        return None, _wrong("IMPORT.PATH", asked.path, kinds) | {"foreign": inspect.isclass(found)}
     return found, None
 
 

@@ -176,7 +176,11 @@ def unread(names: Sequence[str]) -> tuple[str, ...]:
 
 def not_read(found: Compared) -> str:
     """Why files of an unknown format have no verdict."""
-    return f"not compared: other bytes in {_shortened(found.unread)}, and no reader knows the format ({found.why})"
+    names = _shortened(found.unread)
+    return (
+        f"not compared: other bytes in {names}, and no reader knows the format ({found.why}); a trainer class loads "
+        "them with their own code (docs/trainer.md)"
+    )
 
 
 def by_bytes(found: Compared) -> str:

@@ -57,13 +57,19 @@ def of_both(one: Values, other: Values) -> tuple[dict[Name, Value], dict[Name, V
     State of an optimizer is left out that only one of the two has, or that has another shape in the other, such as what
     is kept for each piece of a tensor; and parameters of which every rank has its own, with their state.
     """
-    local = {own[1] for role, name in (*one, *other) if role == "param" and (own := _OWNED.fullmatch(name))}
+    local = _local(one) | _local(other)
     (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
     names = {name for name in {*one, *other, *own, *own_too} if name[0] in ALIKE_ROLES}
     left_out = {name for name in names if name[0] in BESIDE and _shape(one, name) != _shape(other, name)}
     left_out |= {name for name in names if name[1] in local}
     kept = names - left_out
     return {n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out
+
+
+def _local(values: Values) -> set[str]:
+    """The names of parameters of which every rank has one of its own."""
+    found = (_OWNED.fullmatch(name) for role, name in values if role == "param")
+    return {own[1] for own in found if own}
 
 
 def _shape(values: Values, name: Name) -> tuple[int, ...] | None:

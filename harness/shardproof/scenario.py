@@ -21,7 +21,6 @@ from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, TypeVar
 
-import tomli_w
 
 from shardproof.errors import UsageError
 from shardproof.plain_values import assignments, typed, words
@@ -379,6 +378,8 @@ class Scenario:
             every_axis: state the axes that have their defaults too: of a scenario that its system refuses, so that no
                 default of the system's stands in (`shardproof.space.defaults`).
         """
+        import tomli_w
+
         document: dict[str, Any] = {"schema": SCHEMA}
         if title:
             document["title"] = title

@@ -21,7 +21,6 @@ from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, TypeVar
 
-
 from shardproof.errors import UsageError
 from shardproof.plain_values import assignments, typed, words
 from shardproof.tables import SCHEMA, load_toml

@@ -59,7 +59,7 @@ def _case(suite: Element, scenario: Scenario, system: str, duration_s: float) ->
 
 
 def _outcome(case: Element, result: Result, body_characters: int, options: str) -> None:
-    """What became of a scenario. options: what the command needs that runs it again."""
+    """Adds to a test case the outcome of its scenario. options: of the command that replays the result."""
     message = _xml(headline(result)[:MESSAGE_CHARACTERS])
     if result.verdict is Verdict.PASS:
         return

@@ -51,7 +51,7 @@ _VARIANT = attrgetter("optimizer", "options")
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a plan needs ready.
+    """The releases to install and the servers to start before the scenarios of a plan can run.
 
     * installs_s: release to install, such as `deepspeed 0.19.8` → seconds. servers_s: server to start → seconds.
     """
@@ -69,7 +69,7 @@ NOTHING = Preparation()
 
 
 def preparation(scenarios: Iterable[Scenario], python: str | None) -> Preparation:
-    """What scenarios need ready that is not.
+    """The releases and servers that scenarios need and that are not there yet.
 
     Args:
         python: interpreter of the ranks; None for the parent's.
@@ -87,7 +87,7 @@ def preparation(scenarios: Iterable[Scenario], python: str | None) -> Preparatio
 
 
 def needs(scenario: Scenario) -> Iterator[str]:
-    """The names of what a scenario needs ready, as in `Preparation`, whether it is or not."""
+    """The names of a scenario's releases and servers, as `Preparation` has them, whether they are ready or not."""
     for each in _loading_too(scenario):
         info = system_named(each.system)
         yield _release(info, each)
@@ -95,7 +95,7 @@ def needs(scenario: Scenario) -> Iterator[str]:
 
 
 def _one_of_each(scenarios: Iterable[Scenario]) -> Iterable[Scenario]:
-    """One scenario for each thing needed: of thousands a few."""
+    """A few scenarios of thousands, which together need every release and every server that all of them need."""
     every = list(scenarios)
     varied = {name: info for name in set(map(_SYSTEM, every)) if (info := system_named(name)).variant_entry}
     found = dict(zip(map(_SERVER, every), every, strict=True))
@@ -105,7 +105,7 @@ def _one_of_each(scenarios: Iterable[Scenario]) -> Iterable[Scenario]:
 
 
 def _loading_too(scenario: Scenario) -> tuple[Scenario, ...]:
-    """A scenario as the ranks see it that begin and, where these have another release, as those see it that load."""
+    """The scenario of the first ranks and, where the ranks that load have another release, their scenario too."""
     return (scenario,) if scenario.load_version == "same" else (scenario, as_loaded(scenario))
 
 

@@ -139,7 +139,7 @@ def is_cached(package: Package, version: str, python: Interpreter) -> bool:
 
 
 def wanted(package: Package, version: str) -> tuple[tuple[str, ...], ...]:
-    """What is installed for a release, one folder a list: the release itself, and what stands beside it."""
+    """The requirement lists of a release, one a folder: the release itself, and the packages beside the library."""
     release = package.release(version)
     return ((f"{package.name}=={release.version}",), *([release.beside] if release.beside else []))
 

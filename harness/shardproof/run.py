@@ -24,7 +24,7 @@ disk keep everything that was committed. docs/architecture.md follows one scenar
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from shardproof.cluster.executors import executor_of
@@ -38,6 +38,7 @@ from shardproof.report.progress import Progress
 from shardproof.request import Outcome, Request
 from shardproof.result import Result
 from shardproof.scenario import Scenario
+from shardproof.space.preparation import needs, preparation
 from shardproof.store import DATABASE, Run, Store, now
 
 
@@ -90,13 +91,15 @@ def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, s
 
 
 def _examined(
-    store: Store, run_id: str, todo: Iterable[Scenario], request: Request, executor: Executor
+    store: Store, run_id: str, todo: Sequence[Scenario], request: Request, executor: Executor
 ) -> Iterator[tuple[Result, ...]]:
     """Each scenario's result, and after it what fails behind a known issue; then the simplest scenario of each new
     cause, of a walk that asks for it."""
     causes = NewCauses(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
-    with Progress(estimates, None if request.quiet else sys.stderr) as progress:
+    ready_s = preparation((s for s in todo if s not in request.plan.refused), request.python).seconds
+    stream = None if request.quiet else sys.stderr
+    with Progress(estimates, stream, ready_s=ready_s, needs=needs) as progress:
         for results in executor.attributed(todo, lambda scenario, blob: store.observed(run_id, scenario.id, blob)):
             for result in results:
                 progress.finished(result)

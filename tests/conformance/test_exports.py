@@ -16,6 +16,7 @@ from shardproof.export.case import NoExportError
 from shardproof.export.job import export
 from shardproof.export.script import SCRIPT
 from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.system import System
@@ -56,41 +57,13 @@ BEHIND = {
 """Regressions whose script does not pass with its cure alone, but with all of the library's → why."""
 
 UNWRITTEN = {
-    ("torch-fsdp2", "149516"): "of their own load",
-    ("torch-fsdp2", "164929-load"): "of their own load",
-    ("torch-fsdp2", "tensor-lr"): "of their own load",  # docs/finding-scripts has one
-    ("torch-fsdp2", "tensor-lr-schedule"): "of their own load",
-    ("torch-fsdp2", "192485"): "does not show it",  # a script's model has no buffers
-    ("torch-fsdp2", "hub-scalars"): "parameters that FSDP ignores",  # docs/finding-scripts has one
-    ("torch-fsdp2", "190626"): "tensor parallelism in a comparison of steps",  # docs/finding-scripts has one
-    ("transformer-engine", "190626"): "comparisons of steps",
-    ("transformer-engine", "3207"): "comparisons of steps",
-    ("megatron-core", "precision-aware-recipe"): "comparisons of steps",
-    ("deepspeed", "8171"): "hyperparameter bits",
-    ("megatron-core", "3754"): "norm norm",
-    ("torch-fsdp2", "194664"): "does not show it",
-    ("torch-fsdp2", "196083-full"): "does not show it",
-    ("megatron-core", "shared-step"): "shows another defect",  # dp-reshardable-step, at the load before it
-    ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
-    ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
-    ("automodel", "3882"): "a learning-rate schedule",  # docs/finding-scripts has one
-    ("automodel", "3882-rollback"): "a learning-rate schedule",
-    ("automodel", "multipliers"): "of their own load",  # docs/finding-scripts has one
-    ("megatron-core", "6858"): "cannot read",
-    ("megatron-core", "remainders-as-masters"): "of their own load",
-    ("transformer-engine", "masters-as-remainders"): "of their own load",
-    ("transformer-engine", "remainders-as-masters"): "of their own load",
-    ("transformer-engine", "tensor-lr"): "of their own load",
-    ("deepspeed", "round-robin-switched"): "of their own load",  # docs/finding-scripts has one
-    ("deepspeed", "universal-short-3"): "cannot read",
-    ("deepspeed", "coalesced-dtype"): "does not show it",
-    ("deepspeed", "many-backwards"): "does not show it",
-    ("deepspeed", "many-backwards-offload"): "does not show it",
-    ("transformer-engine", "3318"): "cannot read",
-    ("transformer-engine", "143828"): "settings of param groups",
-    ("transformer-engine", "flatten-empty-group"): "does not show it",
+    (system.name, name): why
+    for system in BUILT_IN
+    for finding in section_of(system).findings
+    for name, why in finding.unscripted.items()
 }
-"""Regressions of which no script can be written yet → what the refusal says. A test that fails here is good news."""
+"""Regressions of which no script can be written yet → what the refusal says, as their entries have it. A test that
+fails here is good news."""
 
 ABLE = [system for system in BUILT_IN if system.export_entry]
 CASES = [

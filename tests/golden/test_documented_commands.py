@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shardproof.space.files import load_space
+from shardproof.space.plan import make_plan
 
 from tests.paths import PYTHONPATH
 
@@ -54,6 +56,12 @@ def test_every_command_is_in_the_table() -> None:
     assert sorted(set(documented()) - set(listed)) == []
     assert sorted(set(listed) - set(documented())) == []
     assert len(listed) == len(TABLE["ci"]) + len(TABLE["nightly"]) + len(LEFT_OUT)
+
+
+def test_as_many_scenarios_as_the_page_on_gpus_says() -> None:
+    told = re.search(r"shardproof run gpu .* (\d+) scenarios$", (ROOT / "docs/gpu.md").read_text("utf-8"), re.MULTILINE)
+    assert told is not None
+    assert int(told[1]) == len(make_plan([load_space("gpu")]).scenarios)
 
 
 @pytest.mark.parametrize("command", LEFT_OUT)

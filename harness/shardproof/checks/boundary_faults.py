@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardproof.checks.kept import keep
 from shardproof.errors import UsageError
 from shardproof.faults.boundary import BOUNDARY, BoundaryFault, boundary_fault
 from shardproof.faults.memory import moment_called
@@ -148,6 +149,7 @@ def strikable(names: Sequence[str]) -> list[System]:
 
 def run_strikes(
     names: Sequence[str],
+    out: Path,
     json_file: Path | None,
     jobs: int,
     plugins: Sequence[str],
@@ -155,11 +157,16 @@ def run_strikes(
     every: bool,
     only: Sequence[str],
 ) -> int:
-    """Strike the systems of these names, print the table; the contract's exit status. every, only: see `strike`."""
+    """Strike the systems of these names, keep the results in a folder, print the table; the contract's exit status.
+
+    Args:
+        out: the folder. every, only: see `strike`.
+    """
     systems = strikable(names)
     with Progress(sys.stderr) as progress:
         progress.stack("faults")
         found, cut_off = strike(systems, jobs, plugins, progress.trials_done, every=every, only=only)
+    keep(out, (one.result for one in found))
     print(table(found))
     write_json(json_file, {"struck": [one.detailed for one in found]})
     return 130 if cut_off else ExitStatus.OK

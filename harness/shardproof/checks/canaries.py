@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from shardproof.checks.boundary_faults import Struck
+from shardproof.checks.kept import keep
 from shardproof.faults.boundary import boundary_fault
 from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from shardproof.faults.comparisons import PAIRS, found_kind
@@ -24,6 +25,7 @@ from shardproof.faults.confusion_table import confusion, confusion_lines
 from shardproof.faults.plain_scenario import strikes
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.laboratory.run_verdict import NO_EFFECT
+from shardproof.report.model import in_folder
 from shardproof.report.publish import write_json
 from shardproof.result import Result
 from shardproof.verdict import ExitStatus, Verdict
@@ -83,16 +85,19 @@ class Detection:
 def run_canaries(
     out: Path, json_file: Path | None, jobs: int, plugins: Sequence[str] = (), only: Sequence[str] | None = None
 ) -> int:
-    """Plant every fault and make every comparison; print the table; the contract's exit status.
+    """Plant every fault and make every comparison; keep the results in a folder; print the table; the contract's exit
+    status.
 
     Args:
+        out: the folder.
         plugins: modules that ranks and workers import first; what their systems name in a `conformance.toml` is struck
             too. only: plant these logical faults, strike no ranks, and say what explains each.
     """
     if only is not None:
         detections, boundary, missed_pairs = _plant_all(jobs, out, plugins, only), [], []
         print(_table(detections))
-        print("\n".join(line for detection in detections for line in _describe_detection(detection)))
+        place = in_folder(str(out))
+        print("\n".join(line for detection in detections for line in _describe_detection(detection, place)))
     else:
         detections, boundary = _plant_all(jobs, out, plugins), _strike_all(jobs, plugins)
         missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
@@ -100,6 +105,8 @@ def run_canaries(
         for strike in boundary:
             print(strike.line)
         print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
+    planted = (result for d in detections for result in (*d.controls, *d.results))
+    keep(out, (*planted, *(strike.result for strike in boundary)))
     if json_file:
         found = {"faults": [_plain(d) for d in detections], "boundary": [strike.plain for strike in boundary]}
         write_json(json_file, found)
@@ -161,8 +168,9 @@ def _table(detections: Sequence[Detection]) -> str:
     return "\n".join([*lines, *(["", *confusion_lines(rows)] if rows else [])])
 
 
-def _describe_detection(detection: Detection) -> list[str]:
-    """What became of a fault in each of its scenarios: the control, where it was noticed, and the best explanation."""
+def _describe_detection(detection: Detection, place: str) -> list[str]:
+    """What became of a fault in each of its scenarios: the control, where it was noticed, the best explanation, and the
+    command that tells everything. place: the option that the command needs behind the id."""
     lines = [f"{detection.fault.id}: {detection.fault.doc}"]
     for result, control in zip(detection.results, detection.controls, strict=True):
         first = result.failed_op
@@ -173,6 +181,7 @@ def _describe_detection(detection: Detection) -> list[str]:
         lines += [f"    {e.mechanism} ({e.confidence}): {e.text}" for e in result.explanations[:1]]
         if not result.explanations and result.differences:
             lines.append("    no rule explains it")
+        lines.append(f"    explain: shardproof explain {result.id}{place}")
     return lines
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -245,6 +246,27 @@ def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) ->
     if name in space_names() or names_a_file(name):
         return run(one_scenario(name, None, out, keep_version=True))
     return stored(name, out)
+
+
+def with_pasted(error: UsageError, result: Result, name: str) -> UsageError:
+    """An error that names the command which replays a result, with that of a user's command line in its place.
+
+    Args:
+        name: of the scenario, as it was given: an id of a stored result, or what `run` takes.
+    """
+    from shardproof.report.model import again_of, place_of
+
+    command = tuple(sys.argv[1:])
+    kept = f"{result.replay}{place_of(command)}{again_of(command)}"
+    shown = kept if result.id.startswith(name) else run_again(name)
+    return UsageError(str(error).replace(result.replay, shown))
+
+
+def run_again(name: str) -> str:
+    """The command that runs a scenario file, with the options of this command that it needs."""
+    from shardproof.report.model import again_of
+
+    return f"shardproof run {shlex.quote(name)}{again_of(tuple(sys.argv[1:]))}"
 
 
 def stored(scenario_id: str, out: Path | None) -> Result:

@@ -90,8 +90,9 @@ def port(
             lambda line: print(printable(line), file=sys.stderr, flush=True),
         )  # fmt: skip
         store.end_run(run)
-        page = write_page(found, Report.from_store(store, run, issues), folder)
-    print(render(found), end="")
+        report = Report.from_store(store, run, issues)
+        page = write_page(found, report, folder)
+    print(render(found, report.place + report.again), end="")
     print(f"report: {printable(str(page))}", file=sys.stderr)
     write_json(json_file, document(found))
     return found.status

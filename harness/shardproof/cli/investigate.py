@@ -145,7 +145,7 @@ def explore(
         origin = f"# Found by shardproof explore {system} --seed {seed}"
         publish(file, f"{origin}\n{result.scenario.to_toml(result.signature)}")
         print(render_brief(result, wants_colour(sys.stdout, os.environ)))
-        print(f"  replay: shardproof run {file}\n")
+        print(f"  replay: {arguments.run_again(str(file))}\n")
     print(report_of(system, found, seed))
     write_json(json_file, to_json(found, results))
     return status_of(found, results)
@@ -179,6 +179,7 @@ def export(
     shardproof export --ready --clone deepspeed=../DeepSpeed    # into exports/upstream
     """
     from shardproof.cli.ready import export_ready
+    from shardproof.export.case import NoExportError
     from shardproof.export.job import export as write
     from shardproof.export.job import require_own
     from shardproof.laboratory.laboratory import Laboratory
@@ -201,7 +202,10 @@ def export(
         raise UsageError.of("SCENARIO", name or "", "a scenario, or --ready without one", "shardproof export --ready")
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
-    found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured)
+    try:
+        found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured)
+    except NoExportError as error:
+        raise arguments.with_pasted(error, result, name) from None
     print(found.text(), end="")
     return ExitStatus.FAILURE if found.wrong else ExitStatus.OK
 
@@ -392,7 +396,7 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     """
     from shardproof.issues.lookup import described, lookup, planted
     from shardproof.protocol.registry import all_systems
-    from shardproof.trainer.system import compares_ways, shipped
+    from shardproof.trainer.system import shipped
 
     load_plugins(plugins)
     trainers = {name: str(file) for name, file in shipped().items()}
@@ -403,8 +407,7 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     if not words:
         print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))
         return ExitStatus.OK
-    ways = {each.id for each in findings if each.system in trainers and any(map(compares_ways, each.scenarios[:1]))}
-    told = (described(each, trainers.get(each.system, ""), scripted=each.id not in ways) for each in findings)
+    told = (described(each, trainers.get(each.system, "")) for each in findings)
     blocks = [*told, *map(planted, faults)]
     print("\n\n".join("\n".join(block) for block in blocks))
     return ExitStatus.OK

@@ -242,12 +242,13 @@ def plan(
     """
     from shardproof.space.plan_heads import at_heads
     from shardproof.space.plan_text import render_plan
+    from shardproof.space.preparation import preparation
 
     load_plugins(plugins)
     preflight.require_interpreter(python)
     preflight.use_clones(clones)
     made, heads = at_heads(arguments.planned(names, systems, sets, strength, sample, seed, faults, shard), python)
-    print(render_plan(made, heads), end="")
+    print(render_plan(made, heads, preparation(made.supported, python)), end="")
     return ExitStatus.OK if made.scenarios else ExitStatus.NOTHING_RUN
 
 
@@ -322,7 +323,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     shardproof explain 1a2b3c4d5e6f --page
     """
     from shardproof.report.failure_text import render_explained
-    from shardproof.report.model import place_of, plugin_of
+    from shardproof.report.model import again_of, in_folder, place_of
     from shardproof.report.text import wants_colour
     from shardproof.store import Store
     from shardproof.verdict import Verdict
@@ -341,8 +342,8 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
         return ExitStatus.OK
     with Store(database) as store:
         command = store.runs()[-1].command
-    options_of = {"place": place_of(command), "plugin": plugin_of(command)}
-    print(render_explained(result, arguments.shipped_issues(), colour, **options_of))
+    place = in_folder(str(out)) if out else place_of(command)
+    print(render_explained(result, arguments.shipped_issues(), colour, place=place, again=again_of(command)))
     return ExitStatus.OK
 
 
@@ -394,7 +395,8 @@ def faults(
         raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")
     arguments.require_output_files(None, json=json_file)
     if struck:
-        return run_strikes(struck, json_file, jobs or os.cpu_count() or 1, modules, every=every, only=chosen)
+        folder = arguments.writable_folder(out)
+        return run_strikes(struck, folder, json_file, jobs or os.cpu_count() or 1, modules, every=every, only=chosen)
     only = (*added, *chosen) if plugins or chosen else None
     return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, modules, only)
 

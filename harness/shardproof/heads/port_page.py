@@ -25,12 +25,13 @@ def write_page(found: Port, report: Report, folder: Path) -> Path:
     shown = {result.id: result for new in found.new for result in new.results[:1]}
     for result in shown.values():
         write_failure(report, result, folder, PAGE)
-    return publish(folder / PAGE, page_of(found, frozenset(shown)))
+    return publish(folder / PAGE, page_of(found, frozenset(shown), report.place + report.again))
 
 
-def page_of(found: Port, pages: frozenset[str] = frozenset()) -> str:
-    """The page as text. pages: ids of results that have a page beside it."""
+def page_of(found: Port, pages: frozenset[str] = frozenset(), options: str = "") -> str:
+    """The page as text. pages: ids of results that have a page beside it. options: what a command needs that runs a
+    result again."""
     return render(
         "port.html", found=found, headline=headline(found), counted=counted(found), titles=(FITS, REPAIRED, NEW),
-        pages=pages,
+        pages=pages, options=options,
     )  # fmt: skip

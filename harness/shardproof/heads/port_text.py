@@ -16,9 +16,10 @@ FITS, REPAIRED, NEW = "What of ours no longer fits", "What is repaired", "What i
 _SHOWN_NAMES = 4
 
 
-def render(found: Port) -> str:
-    """The whole of it, ending in the line that says what to do next."""
-    return "\n".join(printable(line) for line in _lines(found)) + "\n"
+def render(found: Port, options: str = "") -> str:
+    """The whole of it, ending in the line that says what to do next. options: what a command needs that runs a result
+    again."""
+    return "\n".join(printable(line) for line in _lines(found, options)) + "\n"
 
 
 def headline(found: Port) -> str:
@@ -36,11 +37,13 @@ def counted(found: Port) -> str:
     return f"{told} in {minutes} min {seconds:02d} s{still}"
 
 
-def misfit_line(misfit: Misfit) -> str:
-    """One reason: what, where in the tree, where in our code, and how many results it hides."""
+def misfit_line(misfit: Misfit, options: str = "") -> str:
+    """One reason: what, where in the tree, where in our code, and how many results it hides. options: see `render`."""
     place = f" at {misfit.place}" if misfit.place else ""
     called = f", called in {misfit.called}" if misfit.called else ""
-    hides = f" ({_several(len(misfit.results), 'result')}; {misfit.results[0].replay})" if misfit.results else ""
+    hides = (
+        f" ({_several(len(misfit.results), 'result')}; {misfit.results[0].replay}{options})" if misfit.results else ""
+    )
     return f"{misfit.what}{place}{called}{hides}"
 
 
@@ -55,12 +58,12 @@ def repair_lines(repair: Repair, *, logged: bool) -> Iterator[str]:
         yield "  no commit of the log names it" if logged else "  no commit: no clone with the tag of that release"
 
 
-def new_lines(new: New) -> Iterator[str]:
-    """A failure, how often it was seen, and how to see it again."""
+def new_lines(new: New, options: str = "") -> Iterator[str]:
+    """A failure, how often it was seen, and how to see it again. options: see `render`."""
     names = f"; regressions: {_some(new.names)}" if new.names else ""
     why = f"; {new.why}" if new.why else ""
     yield f"{new.signature} ({_several(len(new.results), 'result')}{names}{why})"
-    yield f"  {new.results[0].replay}"
+    yield f"  {new.results[0].replay}{options}"
 
 
 def document(found: Port) -> dict[str, Any]:
@@ -94,11 +97,11 @@ def document(found: Port) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(found: Port) -> Iterator[str]:
+def _lines(found: Port, options: str) -> Iterator[str]:
     yield headline(found)
     yield counted(found)
     yield from ["", f"1. {FITS}: {len(found.misfits) or 'nothing: everything fits'}"]
-    yield from (f"   {misfit_line(misfit)}" for misfit in found.misfits)
+    yield from (f"   {misfit_line(misfit, options)}" for misfit in found.misfits)
     if found.read_only:
         yield "   read in the tree only; nothing ran into it:"
         yield from (f"   {each.what} at {each.place}, called in {each.called}" for each in found.read_only)
@@ -107,7 +110,7 @@ def _lines(found: Port) -> Iterator[str]:
         yield from (f"   {line}" for line in repair_lines(repair, logged=found.logged))
     yield from ["", f"3. {NEW}: {len(found.new) or 'nothing'}"]
     for new in found.new:
-        yield from (f"   {line}" for line in new_lines(new))
+        yield from (f"   {line}" for line in new_lines(new, options))
     yield from ["", found.verdict]
 
 

@@ -19,6 +19,7 @@ this module reads (all of them optional):
     cause = "torch-fsdp2-164929"                       # the entry of which this is another face
     behind = ["megatron-core-6212"]                    # what hides it until that is repaired; it has no `match` then
     releases = ["0.4.0: mismatch", "0.5.0: pass"]      # what its regression gave on which release
+    unscripted = ["164929: of their own load"]         # what `shardproof export` writes no script of, and why
     part = "the title of a [[part]] of the file"       # the part of the system's page to which it belongs
     detail = "what else is known of it"
 
@@ -28,7 +29,7 @@ this module reads (all of them optional):
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardproof.issues.cures import cure_of
 from shardproof.issues.known_issues import ISSUE_KEYS, document_of
@@ -63,6 +64,7 @@ class Finding:
     cure: str
     releases: Mapping[str, str]
     emulated: bool = False
+    unscripted: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def silent(self) -> bool:
@@ -138,7 +140,8 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         regressions=_regressions(system, entry.text("id"), ids),
         behind=entry.texts("behind"),
         cure=cure_of(system, entry.text("scenario")),
-        releases=dict(_release(entry, line) for line in entry.texts("releases")),
+        releases=dict(_said(entry, "releases", line) for line in entry.texts("releases")),
+        unscripted=dict(_said(entry, "unscripted", line) for line in entry.texts("unscripted")),
         emulated=bool(system.emulated) and not entry.text("confirmed_on_gpu"),
         **{key: " ".join(entry.text(key).split()) for key in texts},
     )
@@ -175,8 +178,9 @@ def _beginnings(name: str, ids: Sequence[str]) -> Iterator[str]:
     return (known for known in ids if name.startswith(known))
 
 
-def _release(entry: Table, line: str) -> tuple[str, str]:
-    release, colon, said = line.partition(": ")
+def _said(entry: Table, key: str, line: str) -> tuple[str, str]:
+    """A line of a list as what it is about and what is said of it."""
+    about, colon, said = line.partition(": ")
     if not colon:
-        raise entry.wrong("releases", line, "a release and what was seen on it", 'releases = ["0.4.0: mismatch"]')
-    return release, said
+        raise entry.wrong(key, line, "a name, a colon and what is said of it", f'{key} = ["0.4.0: mismatch"]')
+    return about, said

@@ -8,6 +8,7 @@ are found in the same way. A trainer has its entries beside its file: the caller
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from shardproof.faults.catalogue import CATALOGUE, Fault
@@ -45,24 +46,24 @@ def _is_in(word: str, text: str) -> bool:
     return word.rstrip("/") in text
 
 
-def described(finding: Finding, file: str = "", *, scripted: bool = True) -> Iterator[str]:
+def described(finding: Finding, file: str = "") -> Iterator[str]:
     """Tells an entry in lines: its harm, its trigger, its public address, and commands that show the defect.
 
     Args:
         file: of the trainer that the entry belongs to, which commands have to name.
-        scripted: whether a script without us can show the defect.
     """
     known = finding.novelty
     yield f"{finding.id}  ({', '.join(finding.severity)}; since {finding.since}; fixed: {finding.fixed or 'no'})"
     yield f"  {known.harm}"
     yield f"  when: {known.trigger} ({known.reach})"
-    yield f"  public: {known.upstream or f'not found on {known.searched}'}"
-    plugin = f" --plugin {file}" if file else ""
-    for name in finding.scenarios[:1]:
+    unknown = f"not found on {known.searched}" if known.searched else f"as {finding.cause}, whose code it is"
+    yield f"  public: {known.upstream or unknown}"
+    plugin = f" --plugin {shlex.quote(file)}" if file else ""
+    for regression, name in list(zip(finding.regressions, finding.scenarios, strict=True))[:1]:
         yield f"  shows it:       shardproof run {name}{plugin}"
         if finding.cure:
             yield f"  without it:     shardproof run {name} --system {finding.system}@+cured:{finding.cure}{plugin}"
-        if scripted:
+        if regression not in finding.unscripted:
             yield f"  for upstream:   shardproof export {name}{plugin}"
 
 

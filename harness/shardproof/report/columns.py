@@ -59,6 +59,7 @@ def columns_of(report: Report, causes: Mapping[str, str], headlines: Mapping[str
         "columns": columns + axes,
         "same": same,
         "place": report.place,
+        "again": report.again,
         "headlines": dict(headlines),
         "unpaged": unpaged,
     }

@@ -121,9 +121,9 @@ class FailurePage:
         return first_picture(self.operations)
 
 
-def failure_page(result: Result, issues: KnownIssues, place: str = "", plugin: str = "") -> FailurePage:
-    """Collects the content of a failure's page from a result. `place` and `plugin` hold the options that a printed
-    command needs after the id, as `Report.place` and `Report.plugin` give them."""
+def failure_page(result: Result, issues: KnownIssues, place: str = "", again: str = "") -> FailurePage:
+    """Collects the content of a failure's page from a result. `place` and `again` hold the options that a printed
+    command needs after the id, as `Report.place` and `Report.again` give them."""
     known = result.known_issue or issues.match(result) or ""
     filing = filing_of(result, known or None)
     elements = unpack_elements(result.elements)
@@ -134,27 +134,27 @@ def failure_page(result: Result, issues: KnownIssues, place: str = "", plugin: s
         place=place_of(result.error) if result.error else None,
         known=known,
         filing=filing,
-        commands=tuple(commands(result, filing, place, plugin)),
+        commands=tuple(commands(result, filing, place, again)),
         operations=grouped(result, elements),
         elements=elements,
         packed=base64.b64encode(result.elements).decode() if elements.pictures else "",
     )
 
 
-def commands(result: Result, filing: Filing, place: str, plugin: str = "") -> Iterator[Command]:
-    """What a reader can do about a failure. A command that runs something needs `plugin` too; explaining does not."""
-    again = place + plugin
-    yield Command("Replay", result.replay + again, "runs it again in fresh processes and prints what it shows")
+def commands(result: Result, filing: Filing, place: str, again: str = "") -> Iterator[Command]:
+    """What a reader can do about a failure. A command that runs something needs `again` too; explaining does not."""
+    options = place + again
+    yield Command("Replay", result.replay + options, "runs it again in fresh processes and prints what it shows")
     if result.verdict.is_failure:
         yield Command(
-            "Shrink", f"shardproof shrink {result.id}{again} --toml bug.toml", "the simplest that fails alike"
+            "Shrink", f"shardproof shrink {result.id}{options} --toml bug.toml", "the simplest that fails alike"
         )
         if filing.calls:
             cured = " --cured" if filing.description and filing.description.patch else ""
-            text = f"shardproof export {result.id}{again}{cured}"
+            text = f"shardproof export {result.id}{options}{cured}"
             yield Command("Export", text, "a script of the library's own calls, and the text of an issue")
         elif is_arms(result.scenario.program):
-            text = f"shardproof export {result.id}{again}"
+            text = f"shardproof export {result.id}{options}"
             yield Command("Export", text, "the trainer's file with a script that runs it without shardproof")
     yield Command("Explain", f"shardproof explain {result.id}{place}", "this page on a terminal")
 

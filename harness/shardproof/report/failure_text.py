@@ -28,16 +28,16 @@ CHANGES = {"+": "32", "-": "31"}
 
 
 def render_explained(
-    result: Result, issues: KnownIssues, colour: bool = False, *, place: str = "", plugin: str = ""
+    result: Result, issues: KnownIssues, colour: bool = False, *, place: str = "", again: str = ""
 ) -> str:
     """Everything about one result, ending in a newline.
 
     Args:
         issues: what is known, to say what a failure does, where it lies and whether it is public.
-        place, plugin: options that its printed commands need, as `failure_page` takes them.
+        place, again: options that its printed commands need, as `failure_page` takes them.
         colour: use ANSI colours.
     """
-    page = failure_page(result, issues, place, plugin)
+    page = failure_page(result, issues, place, again)
     blocks = [
         "\n".join([verdict_line(result, colour), _paint(page.title, BOLD, colour), *_answers(page)]),
         "\n".join(circumstances(result, emulated_only=issues.emulated_only(result))),

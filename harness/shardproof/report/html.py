@@ -90,7 +90,7 @@ def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
     """The page of one failure. index: the page beside it that leads here."""
     from shardproof.report import failure_page as page
 
-    told = page.failure_page(result, report.issues, report.place, report.plugin)
+    told = page.failure_page(result, report.issues, report.place, report.again)
     return render("failure.html", report=report, result=result, index=index, page=told, **page.FOR_TEMPLATES)
 
 

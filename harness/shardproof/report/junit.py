@@ -32,7 +32,7 @@ def render_junit(report: Report) -> str:
     body_characters = min(8000, TOTAL_BYTES // 4 // max(1, len(report.failures)))
     for result in report.results:
         case = _case(_suite(root, suites, result.system, report), result.scenario, result.system, result.duration_s)
-        _outcome(case, result, body_characters)
+        _outcome(case, result, body_characters, report.place + report.again)
     for scenario in report.missing:
         case = _case(_suite(root, suites, scenario.system, report), scenario, scenario.system, 0.0)
         SubElement(case, "error", type="missing", message="planned, but there is no verdict: the run was interrupted")
@@ -58,7 +58,8 @@ def _case(suite: Element, scenario: Scenario, system: str, duration_s: float) ->
     return SubElement(suite, "testcase", classname=_xml(system), name=_xml(name), time=f"{duration_s:.3f}")
 
 
-def _outcome(case: Element, result: Result, body_characters: int) -> None:
+def _outcome(case: Element, result: Result, body_characters: int, options: str) -> None:
+    """Adds to a test case the outcome of its scenario. options: of the command that replays the result."""
     message = _xml(headline(result)[:MESSAGE_CHARACTERS])
     if result.verdict is Verdict.PASS:
         return
@@ -70,7 +71,7 @@ def _outcome(case: Element, result: Result, body_characters: int) -> None:
         return
     tag = "error" if result.verdict is Verdict.UNKNOWN else "failure"
     outcome = SubElement(case, tag, type=result.verdict.value, message=f"{result.counts_as.value}: {message}")
-    body = f"{result.replay}\n\n{render_result(result)}"
+    body = f"{result.replay}{options}\n\n{render_result(result)}"
     outcome.text = _xml(body if len(body) <= body_characters else body[:body_characters] + "…\n")
 
 

@@ -166,10 +166,10 @@ class Report:
         return place_of(self.run.command)
 
     @cached_property
-    def plugin(self) -> str:
+    def again(self) -> str:
         """What a command that runs a result of this run again needs besides: nothing, or ` --plugin FILE.py` of a
-        trainer, whose system no command knows without its file, and of whatever else the run was given."""
-        return plugin_of(self.run.command)
+        trainer, whose system no command knows without its file, and the options of the run in `RUNS_AGAIN`."""
+        return again_of(self.run.command)
 
     @property
     def resembling(self) -> dict[str, int]:
@@ -335,16 +335,30 @@ class Report:
 def place_of(command: Sequence[str]) -> str:
     """What a command about a result of a run has after its id, by the arguments of the run: ` --out DIR`, or nothing
     where the run's folder is one below `reports/`."""
-    given = next((value for word, value in pairwise(command) if word == "--out"), "")
-    return f" --out {shlex.quote(given)}" if given and PurePath(given).parts[:-1] != ("reports",) else ""
+    return in_folder(next(iter(_given(command, "--out")), ""))
 
 
-def plugin_of(command: Sequence[str]) -> str:
-    """The ` --plugin` options that a command needs which runs a result of a run again, by the arguments of the run."""
-    given = [value for word, value in pairwise(command) if word == "--plugin"]
+def in_folder(folder: str) -> str:
+    """The ` --out DIR` that a command needs about a result that lies in a folder; nothing for one below `reports/`."""
+    return f" --out {shlex.quote(folder)}" if folder and PurePath(folder).parts[:-1] != ("reports",) else ""
+
+
+RUNS_AGAIN = ("--plugin", "--clone", "--python", "--max-world")
+"""Options of a run without which its scenarios cannot be run again."""
+
+
+def again_of(command: Sequence[str]) -> str:
+    """The options that a command needs which runs a result of a run again, by the arguments of the run."""
+    given = [(option, value) for option in RUNS_AGAIN for value in _given(command, option)]
     if command[:1] == ("trainer",):
-        given += [word for word in command[1:] if re.search(r"\.py(:\w*)?$", word)][:1]
-    return "".join(f" --plugin {shlex.quote(file)}" for file in given)
+        given += [("--plugin", word) for word in command[1:] if re.search(r"\.py(:\w*)?$", word)][:1]
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in given)
+
+
+def _given(command: Sequence[str], option: str) -> list[str]:
+    """The values that a command line gives to an option, as `--out DIR` or `--out=DIR`."""
+    apart = [value for word, value in pairwise(command) if word == option]
+    return apart + [word.partition("=")[2] for word in command if word.startswith(f"{option}=")]
 
 
 def cures_line(result: Result, most: int | None = None) -> str:

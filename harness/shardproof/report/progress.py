@@ -1,6 +1,8 @@
 """Live progress of a run: a bar with rate, time left and failures on a terminal; a line now and then in a log.
 
-The time left comes from the plan's estimates, scaled by how they held up over the last results of this run.
+The time left comes from the plan's estimates, scaled by how they held up over the last results of this run, and from
+what must be ready before the scenarios that are still to come: releases to install, servers to start. How long such a
+thing took says nothing about how long the next scenarios take.
 """
 
 from __future__ import annotations
@@ -8,19 +10,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from shardproof.result import Result
+from shardproof.scenario import Scenario
 from shardproof.verdict import SEVERITY, Standing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
 Clock = Callable[[], float]
 Word = Callable[[Result], str]
+Needs = Callable[[Scenario], Iterable[str]]
 
 ENOUGH = 5
 """So many results, before a time left is shown: the first say little, above all on a busy machine."""
@@ -44,18 +50,24 @@ def verdict_of(result: Result) -> str:
 class Tally:
     """Counts and time left; no output.
 
-    estimates_s: seconds expected for each planned scenario, by id. word: under which a result is counted.
+    * estimates_s: seconds expected for each planned scenario, by id.
+    * ready_s: what must be ready for scenarios → seconds expected until it is. needs: what of it a scenario needs.
+    * word: under which a result is counted.
     """
 
     def __init__(
-        self, estimates_s: Mapping[str, float], clock: Clock = time.monotonic, word: Word = standing_of
-    ) -> None:
+        self, estimates_s: Mapping[str, float], clock: Clock = time.monotonic, word: Word = standing_of,
+        ready_s: Mapping[str, float] = NOTHING, needs: Needs = lambda scenario: (),
+    ) -> None:  # fmt: skip
         self._estimates_s = dict(estimates_s)
+        self._unready_s = dict(ready_s)
+        self._needs = needs
         self._planned_s = sum(estimates_s.values())
         self._clock = clock
         self._word = word
         self._began = clock()
         self._expected_s = 0.0
+        self._last = self._began
         self.total = len(estimates_s)
         self.done = 0
         self.problems: Counter[str] = Counter()
@@ -63,9 +75,13 @@ class Tally:
 
     def add(self, result: Result) -> None:
         """Count a result."""
+        now, expected_s = self._clock(), self._estimates_s.pop(result.id, 0.0)
+        waited = [need for need in self._needs(result.scenario) if self._unready_s.pop(need, None) is not None]
+        if self.done and not waited:
+            self._recent.append((now - self._last, expected_s))
+        self._last = now
         self.done += 1
-        self._expected_s += self._estimates_s.pop(result.id, 0.0)
-        self._recent.append((self._clock(), self._expected_s))
+        self._expected_s += expected_s
         self.problems[self._word(result)] += 1
 
     @property
@@ -81,14 +97,14 @@ class Tally:
     def left_s(self) -> float | None:
         """Seconds left, as the estimates held up over the last results; None before there are enough of them.
 
-        The time before the first result counts nowhere: servers start in it and libraries are installed, once.
+        The time before the first result, and before the first that needed something ready, says nothing of the others:
+        servers start in it and libraries are installed, once.
         """
-        if len(self._recent) < ENOUGH:
+        took_s, expected_s = sum(took for took, _ in self._recent), sum(expected for _, expected in self._recent)
+        if len(self._recent) + 1 < ENOUGH or not expected_s:
             return None
-        (began, before_s), (ended, after_s) = self._recent[0], self._recent[-1]
-        if after_s <= before_s:
-            return None
-        return max(0.0, self._planned_s - self._expected_s) * (ended - began) / (after_s - before_s)
+        left_s = max(0.0, self._planned_s - self._expected_s)
+        return left_s * took_s / expected_s + sum(self._unready_s.values())
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f", {_duration(self.left_s)} left"
@@ -112,8 +128,9 @@ class Progress:
     def __init__(
         self, estimates_s: Mapping[str, float], stream: TextIO | None, interval_s: float = 10.0,
         clock: Clock = time.monotonic, word: Word = standing_of,
+        ready_s: Mapping[str, float] = NOTHING, needs: Needs = lambda scenario: (),
     ) -> None:  # fmt: skip
-        self.tally = Tally(estimates_s, clock, word)
+        self.tally = Tally(estimates_s, clock, word, ready_s, needs)
         self._lock = threading.Lock()
         self._display: Display | None = None
         if stream is not None:

@@ -54,7 +54,7 @@ def _cluster(cluster: Cluster, report: Report) -> str:
     known = f", {escaped(simplest.standing)}" if simplest.standing else ""
     known += ", emulated only" if report.emulated_only(simplest) else ""
     changes = "".join(f", {n} {change.shown}" for change, n in report.changes_of(cluster).items() if n)
-    replay = f"{simplest.replay}{report.place}{report.plugin}"
+    replay = f"{simplest.replay}{report.place}{report.again}"
     return (
         f"\n**{escaped(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
         f"{escaped(headline(simplest))}  \n`{replay}`: {escaped(str(simplest.scenario))}\n"

@@ -220,7 +220,7 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
     hidden = len(simplest.differences) - SHOWN_DIFFERENCES
     if hidden > 0:
         lines.append(f"     … and {hidden} more differences")
-    lines.append(f"   replay: {paint(simplest.replay + report.place + report.plugin, '1')}")
+    lines.append(f"   replay: {paint(simplest.replay + report.place + report.again, '1')}")
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ The trainer says how to save and load, and not where a run keeps its checkpoints
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,6 @@ def _of_cell(trainer: Described, name: str, plain: str, cell: Mapping[str, str],
         system=trainer.system,
         ranks=world_of(mesh_of(trainer, scenario)),
         by_load=True,
-        words=" ".join(words),
+        words=shlex.join(words),
         made_of=hashlib.sha256(Path(trainer.file).read_bytes()).hexdigest(),
     )

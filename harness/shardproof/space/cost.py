@@ -69,9 +69,10 @@ class _Known(dict[tuple[Any, ...], float]):
             return found
         by_world = self._costs.session_s.get(system, (UNKNOWN_SESSION_S,))
         extra = self._costs.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
-        worlds = _worlds(mesh, load, program, _any_other(*loads))
-        once = sum([by_world[min(world, len(by_world)) - 1] for world in worlds]) + extra
-        found = self[key] = once * (1 + self._costs.repeats.get(system, 0.0))
+        once = 0.0
+        for world in _worlds(mesh, load, program, _any_other(*loads)):
+            once += by_world[min(world, len(by_world)) - 1]
+        found = self[key] = (once + extra) * (1 + self._costs.repeats.get(system, 0.0))
         return found
 
 

@@ -7,16 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from shardproof.space.coverage import Coverage
 from shardproof.space.plan import Plan
 from shardproof.space.plan_heads import Head
+from shardproof.space.preparation import NOTHING, Preparation
 from shardproof.space.walk import Walked
 
 WIDTH = 110
 SHOWN_VALUES = 40
 
 
-def render_plan(plan: Plan, heads: Sequence[Head] = ()) -> str:
-    """The plan for a terminal, lines of up to about 110 characters. heads: those among its versions."""
+def render_plan(plan: Plan, heads: Sequence[Head] = (), ready: Preparation = NOTHING) -> str:
+    """The plan for a terminal, lines of up to about 110 characters. heads: those among its versions. ready: what has to
+    be ready first."""
+    seconds = sum(plan.seconds.values()) + sum(ready.seconds.values())
     part = "" if plan.shard[1] == 1 else f" (shard {plan.shard[0]} of {plan.shard[1]})"
-    lines = [f"{len(plan.scenarios)} scenarios{part}, about {duration(sum(plan.seconds.values()))} with two at once"]
+    lines = [f"{len(plan.scenarios)} scenarios{part}, about {duration(seconds)} with two at once", *_ready(ready)]
     for head in heads:
         lines += _head(head)
     if heads:
@@ -31,6 +34,16 @@ def render_plan(plan: Plan, heads: Sequence[Head] = ()) -> str:
         lines += ["", "excluded: combinations of axis values that are impossible or repeat a scenario"]
         lines += _table((number, reason) for reason, number in plan.excluded.items())
     return "\n".join(lines) + "\n"
+
+
+def _ready(ready: Preparation) -> Iterator[str]:
+    if releases := ready.installs_s:
+        number = f"{len(releases)} releases have" if len(releases) > 1 else "1 release has"
+        head = f"  {number} to be installed first, about {duration(sum(releases.values()))} of it: "
+        yield from _wrapped(head, list(releases), hanging=4)
+    if servers := ready.servers_s:
+        number = f"{len(servers)} servers have" if len(servers) > 1 else "1 server has"
+        yield f"  {number} to import a library before the first ranks, about {duration(sum(servers.values()))} of it"
 
 
 def duration(seconds: float) -> str:
@@ -86,14 +99,15 @@ def _counts(plan: Plan) -> Iterator[str]:
             yield f"  {'':<22}and {len(counts) - SHOWN_VALUES} values more"
 
 
-def _wrapped(head: str, items: list[str]) -> Iterator[str]:
-    """Items after a head, separated by commas and continued under themselves; items are never split."""
+def _wrapped(head: str, items: list[str], hanging: int | None = None) -> Iterator[str]:
+    """Items after a head, separated by commas and continued under themselves, or so many blanks in; items are never
+    split."""
     line = head
     for position, item in enumerate(items):
         text = item + ("," if position < len(items) - 1 else "")
         if line.strip() and len(line) + 1 + len(text) > WIDTH and line != head:
             yield line.rstrip()
-            line = " " * len(head)
+            line = " " * (len(head) if hanging is None else hanging)
         line += text + " "
     yield line.rstrip()
 

@@ -128,14 +128,6 @@ def shipped() -> dict[str, Path]:
     return {register(str(file)).name: file for file in files}
 
 
-def compares_ways(name: str) -> bool:
-    """Whether a kept scenario compares two ways that compute the same up to rounding, which no script can."""
-    from shardproof.space.files import load_space
-    from shardproof.trainer.arms import ALIKE
-
-    return any(scenario.program.endswith(f" {ALIKE}") for scenario in load_space(name).scenarios)
-
-
 def register_described(trainer: Described) -> TrainerSystem:
     """Have a trainer known as a system."""
     package = Requirement(trainer.requires[0]).name if trainer.requires else ""

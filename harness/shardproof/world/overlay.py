@@ -43,6 +43,7 @@ IDLE = 20  # how many times its limit of processor time a command may take by th
 _LOOK_S = 0.5
 SITE = "site-packages"  # the name where libraries are installed, since reports name a library's files from there on
 _MANIFEST = "overlay.json"
+TOOK = "took_s"  # the seconds that it took to fill a folder
 _OURS = Path(__file__).resolve().parents[2]  # what holds the package `shardproof`
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 300
 
@@ -134,9 +135,18 @@ def build(package: Package, version: str, python: Interpreter, features: Sequenc
 
 def is_cached(package: Package, version: str, python: Interpreter) -> bool:
     """Whether a release is installed already, so that it needs no network."""
+    return all(is_installed(requirements, python) for requirements in wanted(package, version))
+
+
+def wanted(package: Package, version: str) -> tuple[tuple[str, ...], ...]:
+    """The requirement lists of a release, one a folder: the release itself, and the packages beside the library."""
     release = package.release(version)
-    wanted = [(f"{package.name}=={release.version}",), *([release.beside] if release.beside else [])]
-    return all((cache_folder() / key_of(requirements, python) / _MANIFEST).is_file() for requirements in wanted)
+    return ((f"{package.name}=={release.version}",), *([release.beside] if release.beside else []))
+
+
+def is_installed(requirements: Sequence[str], python: Interpreter) -> bool:
+    """Whether the folder for a requirement list is there."""
+    return (cache_folder() / key_of(requirements, python) / _MANIFEST).is_file()
 
 
 def install(
@@ -325,6 +335,7 @@ def _fill(folder: Path, fill: Callable[[Path], None], contents: Contents, damage
     for leftover in folder.parent.glob(f".{folder.name}.*"):  # left by a process that was killed; we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    started = time.monotonic()
     try:
         (scratch / SITE).mkdir()
         try:
@@ -334,6 +345,7 @@ def _fill(folder: Path, fill: Callable[[Path], None], contents: Contents, damage
                 raise OverlayError(f"{folder} is damaged ({damage}) and cannot be filled again: {error}") from None
             raise
         (scratch / _MANIFEST).write_text(json.dumps(contents(scratch / SITE), indent=0))
+        (scratch / TOOK).write_text(f"{time.monotonic() - started:.1f}\n")
         if folder.exists():
             folder.rename(scratch / "damaged")
         scratch.chmod(0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,17 @@ def test_a_fault_without_effect_is_told_from_one_that_is_missed(
 def struck(fault: BoundaryFault, verdict: Verdict, reason: str = "") -> Struck:
     scenario = strikes_with(fault.id)[0]
     return Struck(fault, Result(scenario, scenario.system, "1", verdict, reason=reason))
+
+
+def test_results_are_kept_where_explain_finds_them(
+    outcome: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry(["faults", "--out", "my canaries", "--fault", FAULT.id]) == ExitStatus.OK
+    shown = capsys.readouterr().out
+    command = next(line for line in shown.splitlines() if "explain: " in line)
+    assert command.endswith(" --out 'my canaries'")
+    assert entry(shlex.split(command.partition("explain: shardproof ")[2])) == ExitStatus.OK
+    assert FAULT.id in capsys.readouterr().out
 
 
 @pytest.fixture

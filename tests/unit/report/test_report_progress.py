@@ -6,6 +6,7 @@ import io
 
 import report_samples as samples
 from shardproof.report.progress import ENOUGH, RECENT, Progress, Tally, verdict_of
+from shardproof.scenario import Scenario
 
 
 class Clock:
@@ -76,6 +77,26 @@ def test_the_time_left_follows_the_load_of_the_machine() -> None:
         tally.add(result)
     assert tally.left_s is not None
     assert round(tally.left_s) == len(MANY) - 10 - RECENT
+
+
+def test_what_must_be_ready_counts_once_and_not_for_the_others() -> None:
+    """A release is installed in the middle of a run: it is part of the time left before, and says nothing after."""
+    clock = Clock()
+    late = MANY[30].id
+
+    def needs(scenario: Scenario) -> list[str]:
+        return ["early 1.0", "late 2.0"][: 1 + (scenario.id == late)]
+
+    ready_s = {"early 1.0": 100.0, "late 2.0": 50.0}
+    tally = Tally({result.id: 1.0 for result in MANY}, clock, ready_s=ready_s, needs=needs)
+    clock.now = 300.0
+    for result in MANY[:30]:
+        clock.now += 1.0
+        tally.add(result)
+    assert tally.left_s == 30 + 50
+    clock.now += 200.0
+    tally.add(MANY[30])
+    assert tally.left_s == 29
 
 
 def test_a_log_gets_a_line_at_most_every_interval_and_one_at_the_end() -> None:

@@ -90,12 +90,12 @@ def test_the_index_names_the_cell_and_what_no_verdict_says_anything_about() -> N
 
 def test_commands_that_run_something_name_the_trainers_file() -> None:
     found = report()
-    page = failure_page(CELL, found.issues, found.place, found.plugin)
+    page = failure_page(CELL, found.issues, found.place, found.again)
     commands = {command.name: command.text for command in page.commands}
     assert commands["Replay"].endswith("--plugin 'my trainer.py:Mine'")
     assert "--plugin" in commands["Shrink"]
     assert "--plugin" not in commands["Explain"]
-    assert samples.report().plugin == ""
+    assert samples.report().again == ""
 
 
 @pytest.mark.parametrize(

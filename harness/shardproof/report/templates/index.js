@@ -217,7 +217,7 @@ function detail(row) {
     ...axes.map((column) => [column.name, column.values[column.codes[row]]])];
   const list = told.map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value || "–" })));
   const how = failed(row) ? [make("p", {}, make("a", { href: `#cause-${valueOf("cause", row)}`, text: data.headlines[valueOf("cause", row)] }))] : [];
-  const command = `shardproof ${link ? "replay" : "explain"} ${idOf(row)}${failed(row) && !link ? " --page" : ""}${data.place}`;
+  const command = `shardproof ${link ? "replay" : "explain"} ${idOf(row)}${failed(row) && !link ? " --page" : ""}${data.place}${link ? data.again : ""}`;
   box.replaceChildren(
     make("h3", {}, badge(row), " ", link ? make("a", { class: "mono", href: `failures/${idOf(row)}.html`, text: idOf(row) }) : make("span", { class: "mono", text: idOf(row) })),
     ...how, make("dl", { class: "axes" }, ...list), make("p", {}, make("code", { text: command })),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -264,6 +263,8 @@ def with_pasted(error: UsageError, result: Result, name: str) -> UsageError:
 
 def run_again(name: str) -> str:
     """The command that runs a scenario file, with the options of this command that it needs."""
+    import shlex
+
     from shardproof.report.model import again_of
 
     return f"shardproof run {shlex.quote(name)}{again_of(tuple(sys.argv[1:]))}"

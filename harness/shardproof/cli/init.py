@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
@@ -33,5 +32,7 @@ def init(what: str, file: Path) -> int:
     except FileExistsError:
         allowed = "a file that is not there yet: nothing is written over"
         raise UsageError.of("FILE", str(file), allowed, f"shardproof init {what} another.py") from None
-    print(f"{file} is there. Now: shardproof trainer {shlex.quote(str(file))}")
+    from shlex import quote
+
+    print(f"{file} is there. Now: shardproof trainer {quote(str(file))}")
     return ExitStatus.OK

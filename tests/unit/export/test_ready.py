@@ -15,7 +15,8 @@ import pytest
 from shardproof.errors import UsageError
 from shardproof.export.case import NoExportError
 from shardproof.export.job import Exported
-from shardproof.export.ready import HEAD, Checked, check, page, ready
+from shardproof.export.newest import HEAD, Newest
+from shardproof.export.ready import Checked, check, page, ready
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.report.publish import publish
 from shardproof.result import FailedOp, Result
@@ -42,7 +43,7 @@ def checked(on_main: Result | UsageError | None, *, script: Exported | NoExportE
         assert on_main is not None
         return on_main
 
-    def export(result: Result, known: str, folder: Path) -> Exported:
+    def export(result: Result, known: str, folder: Path, newest: Newest) -> Exported:
         assert (result, known) == (FAILED, FINDINGS[0].id)
         if isinstance(script, NoExportError):
             raise script

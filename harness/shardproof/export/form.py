@@ -42,7 +42,7 @@ PARTS = {
     "versions": "Versions",
     "emulated": "Emulated",
     "where": "Where it seems to lie",
-    "public": "Already public",
+    "public": "Other reports",
 }
 """What an issue has to say → the heading over it where it shares a section of the template with others."""
 
@@ -67,7 +67,7 @@ PLAIN = (
     FormSection("Newest release and main", ("newest",)),
     FormSection("Versions", ("versions", "emulated")),
     FormSection("Where it seems to lie", ("where",)),
-    FormSection("Already public", ("public",)),
+    FormSection("Other reports", ("public",)),
 )
 """For an upstream without a template."""
 

@@ -68,7 +68,7 @@ def render_issue(
     passed = f"The script passes on {software.library} {passes}." if passes else ""
     parts = _parts(case.result, told, newest, with_cure) | {
         "steps": _text(*steps),
-        "observed": observed.strip(),
+        "observed": _code(observed.strip(), "text"),
         "expected": _promise(case, told, form, case.result.version),
         "versions": software.text(),
         "emulated": _emulated(draft, case.result, told, form),
@@ -162,7 +162,10 @@ def _public(told: FailureDescription) -> str:
     searched = next((novelty.searched for novelty in novelties if novelty.searched), "")
     related = next((novelty.related for novelty in novelties if novelty.related), ())
     found = f"Nothing of it was found in issues and pull requests on {searched}." if searched else ""
-    return _text(told.upstream or found, f"Near it, and not the same: {', '.join(related)}" if related else "")
+    return _text(
+        f"Public already: {told.upstream}" if told.upstream else found,
+        f"Near it, and not the same: {', '.join(related)}" if related else "",
+    )
 
 
 PROMISES = {

@@ -30,9 +30,10 @@ from shardproof.world.torches import with_torch
 
 ISSUE = "issue.md"
 
+UNTRIED = "This change is proposed; the script was not run with it for this issue:"
 ALONE = "With this change the script ends with status 0:"
 BEHIND = "With this change another known defect shows; with that repaired too the script ends with status 0:"
-"""What an issue says of a cure, by whether it is enough."""
+"""What an issue says of a cure: it was not tried, it is enough, or another defect comes behind it."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def export(
         raise NoExportError.because(result, f"{reason}; it was kept as {_set_aside(folder)}")
     found = Exported(made, folder, plain, own, together, others, _repaired(result, known, made, ranks))
     passes = made.description.repaired if found.repaired is not None and found.repaired.passes else ""
-    how = BEHIND if together is not None and together.passes else ALONE
+    how = UNTRIED if own is None else BEHIND if together is not None and together.passes else ALONE
     places = (*paths, Path(ranks.site))
     software = software_of(system, result, ranks.python, ranks.installed, places, made.script)
     text = render_issue(made, plain.said, software, newest or not_asked(result), passes, how)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from packaging.version import Version
+
 from shardproof.errors import UsageError
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
@@ -49,20 +51,22 @@ def on_newest(result: Result, examined: Callable[[Scenario], Result], *, cloned:
     newest = HEAD if cloned else _declared(result)
     if not newest or newest == result.version.partition("+")[0]:
         return not_asked(result)
-    what = "the newest commit of the main branch" if cloned else "the newest release"
+    what = "the newest commit of the clone that was tried" if cloned else "the newest release"
+    seen = f"Seen on {_library(result)} {result.version}. "
     try:
         now = examined(replace(result.scenario, version=newest))
     except UsageError as error:
         why = str(error).partition("\n")[0]
-        return Newest(f"could not run: {why}", f"On {what} it could not be tried: {why}.")
-    on = f"{what}, {_library(result)} {now.version}"
+        return Newest(f"could not run: {why}", f"{seen}On {what} it could not be tried: {why}.")
+    older = Version(now.version).release < Version(result.version).release
+    on = f"{what}, {_library(result)} {now.version}" + (", which is older than that release" if older else "")
     if now.verdict is Verdict.PASS:
-        return Newest(f"gone on {now.version}", f"Gone on {on}.", there=False)
+        return Newest(f"gone on {now.version}", f"{seen}Gone on {on}.", there=False)
     if now.verdict is result.verdict and now.failed_op == result.failed_op:
-        return Newest(f"there on {now.version}", f"Still there on {on}: the same run fails at the same call.")
+        return Newest(f"there on {now.version}", f"{seen}Still there on {on}: the same run fails at the same call.")
     return Newest(
         f"{now.verdict.value} on {now.version}: look at it",
-        f"Another outcome on {on}: {now.signature or now.reason or now.verdict.value}.",
+        f"{seen}Another outcome on {on}: {now.signature or now.reason or now.verdict.value}.",
     )
 
 

@@ -104,6 +104,7 @@ def test_the_place_of_a_defect_says_more_of_a_promise_than_the_operation() -> No
 
 def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
     asked: list[str] = []
+    newest = replace(FAILED, version="0.19.8")
 
     def examined(scenario: Scenario) -> Result:
         asked.append(scenario.version)
@@ -112,8 +113,12 @@ def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
     assert not_asked(FAILED).text.endswith("Neither a newer release nor the main branch was tried for this issue.")
     found = on_newest(FAILED, examined, cloned=False)
     assert asked == ["0.19.8"]
-    assert found.text == "Still there on the newest release, deepspeed 0.19.8: the same run fails at the same call."
-    newest = replace(FAILED, version="0.19.8")
+    assert found.text == (
+        "Seen on deepspeed 0.19.0. Still there on the newest release, deepspeed 0.19.8: the same run fails at the same "
+        "call."
+    )
+    commit = on_newest(newest, lambda scenario: replace(FAILED, version="0.19.6+git.edaa722"), cloned=True)
+    assert "of the clone that was tried, deepspeed 0.19.6+git.edaa722, which is older than that release" in commit.text
     assert on_newest(newest, examined, cloned=False) == not_asked(newest)
     assert "the newest release that is known here" in not_asked(newest).text
 

@@ -158,11 +158,7 @@ def explore(
     "--ready", is_flag=True, help="Export every finding that is ready to send, with a page of what was checked."
 )
 @click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")
-@click.option(
-    "--newest",
-    is_flag=True,
-    help="Also run the failure on the newest release, or with --clone on its newest commit, and say so in the issue.",
-)
+@click.option("--newest", is_flag=True, help="Also run it on the newest release, or with --clone on its newest commit.")
 @options.deadline
 @options.max_world
 @options.python

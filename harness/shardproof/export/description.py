@@ -102,7 +102,7 @@ def describe_failure(case: FailureCase, known: str | None, title: str = "", what
 
 
 def describe_unknown(result: Result, title: str, what: str = "") -> FailureDescription:
-    """What is known of a failure that nothing describes."""
+    """The description of a failure that no entry of `issues.toml` matches, from the result alone."""
     op = result.failed_op.name.replace("_", " ") if result.failed_op else result.scenario.program
     short = f"{result.system} {result.version}: {result.verdict.value} at the {op}"
     return FailureDescription(title, what, short=short)

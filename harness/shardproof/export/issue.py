@@ -155,7 +155,7 @@ def _regression(told: FailureDescription) -> str:
 
 
 def _public(told: FailureDescription) -> str:
-    """Where it is public, or when that was searched; and what is near it."""
+    """The address of an upstream issue about the defect, or the day of the search that found none; then related issues."""
     if told.finding is None or told.cause is None:
         return ""
     novelties = (told.finding.novelty, told.cause.novelty)

@@ -104,8 +104,10 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
 
 def _parts(result: Result, told: FailureDescription, newest: Newest, with_cure: str) -> dict[str, str]:
     """The parts that need no script."""
+    heading = told.heading(form_of(system_named(result.system)).prefix)
+    harm = "" if heading.endswith(told.harm.rstrip(".")) else told.harm
     return {
-        "bug": _text(told.what or told.title, told.harm, _when(told), _doubt(told)),
+        "bug": _text(told.what or told.title, harm, _when(told), _doubt(told)),
         "regression": _regression(told),
         "newest": _text(newest.text, _since(told)),
         "where": _text(*_cure(told, with_cure)),
@@ -155,7 +157,7 @@ def _regression(told: FailureDescription) -> str:
 
 
 def _public(told: FailureDescription) -> str:
-    """The address of an upstream issue about the defect, or the day of the search that found none; then related issues."""
+    """The address of an upstream issue about the defect, or the day of the search that found none, and related ones."""
     if told.finding is None or told.cause is None:
         return ""
     novelties = (told.finding.novelty, told.cause.novelty)

@@ -77,9 +77,10 @@ def software_of(
     first = system.distributions[0] if system.distributions else system.name
     under = [name for other in system.stands_on for name in system_named(other).distributions]
     wanted = [*system.distributions[1:], *under, *ALWAYS, *_of_modules(_imported(script), there)]
-    once = {normalised(name): name for name in reversed(wanted) if normalised(name) != normalised(first)}
-    named = {name: releases[key] for key, name in reversed(once.items()) if key in releases}
-    versions = {first: result.version, **named}
+    versions = {first: result.version}
+    for name in wanted:
+        if normalised(name) in releases and normalised(name) not in map(normalised, versions):
+            versions[name] = releases[normalised(name)]
     asked = list(_requirements(there.get(normalised(first))))
     mine = {normalised(name) for name in versions}
     required = {one.name: releases[normalised(one.name)] for one in asked if normalised(one.name) in releases}

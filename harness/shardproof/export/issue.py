@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardproof.diagnosis.explanation import LIKE
+from shardproof.errors import UsageError
 from shardproof.export.case import FailureCase
 from shardproof.export.description import FailureDescription, describe_unknown
 from shardproof.export.form import Form, form_of
@@ -57,7 +58,7 @@ def render_issue(
             with the cure, as the sentence above its diff.
     """
     case, draft, told = made.case, made.draft, made.description
-    form = form_of(system_named(case.scenario.system))
+    form = _form(case.result)
     steps = [
         f"`python {SCRIPT}` shows it, with status 1."
         + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims)
@@ -84,7 +85,7 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
         told: what is known of the defect; None where nothing is. calls: the library's; empty where there is no script.
     """
     known = told or describe_unknown(result, title(result))
-    form = form_of(system_named(result.system))
+    form = _form(result)
     seen = [line for d in result.differences[:SEEN] for line in difference_lines(d)]
     if result.error is not None:
         seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
@@ -102,9 +103,18 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
     return _text(f"# {known.heading(form.prefix)}", form.fill(parts), last) + "\n"
 
 
+def _form(result: Result) -> Form:
+    """The form of the system's issues; the plain one for a system of a plugin that is not there now."""
+    try:
+        system = system_named(result.system)
+    except UsageError:
+        return Form()
+    return form_of(system)
+
+
 def _parts(result: Result, told: FailureDescription, newest: Newest, with_cure: str) -> dict[str, str]:
     """The parts that need no script."""
-    heading = told.heading(form_of(system_named(result.system)).prefix)
+    heading = told.heading(_form(result).prefix)
     harm = "" if heading.endswith(told.harm.rstrip(".")) else told.harm
     return {
         "bug": _text(told.what or told.title, harm, _when(told), _doubt(told)),

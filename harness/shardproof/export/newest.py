@@ -80,4 +80,7 @@ def _declared(result: Result) -> str:
 
 
 def _library(result: Result) -> str:
-    return system_named(result.system).under_test or result.system
+    try:
+        return system_named(result.system).under_test or result.system
+    except UsageError:  # a system of a plugin that is not there now
+        return result.system

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from shardproof.cli.ready import is_cloned
 from shardproof.errors import UsageError
 from shardproof.export.case import NoExportError
 from shardproof.export.job import Exported
@@ -93,6 +94,12 @@ def test_a_finding_without_a_script_cannot() -> None:
 def test_the_newest_commit_is_asked_where_there_is_a_clone(now: Any, said: str, sound: bool) -> None:
     row = checked(now, script=exported(True))
     assert (row.main, row.sound) == (said, sound)
+
+
+def test_a_clone_is_of_a_system_or_of_its_package() -> None:
+    assert is_cloned("automodel", ["nemo-automodel=../Automodel"])
+    assert is_cloned("automodel", ["deepspeed=../DeepSpeed", "automodel=../Automodel"])
+    assert not is_cloned("automodel", ["deepspeed=../DeepSpeed"])
 
 
 def test_the_page_says_what_was_checked_and_where_it_is_public(tmp_path: Path) -> None:

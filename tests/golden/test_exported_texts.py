@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from shardproof.export.issue import render_issue
 from shardproof.export.job import written
+from shardproof.export.newest import not_asked
+from shardproof.export.software import Software
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result
@@ -42,8 +44,10 @@ def test_a_script_and_an_issue_text(name: str) -> None:
     result = Result.from_json(json.loads((GOLDEN / f"{name}.json").read_text("utf-8")))
     known = KnownIssues(known_issues_of(system_named(result.system))).match(result)
     made = written(result, known)
-    versions = {result.system: result.version}
-    text = render_issue(made, OBSERVED[name], versions, python="3.11")
+    software = Software(
+        "3.11", {system_named(result.system).distributions[0]: result.version}, outside=result.outside_support
+    )
+    text = render_issue(made, OBSERVED[name], software, not_asked(result))
     files = {f"{name}.py.txt": made.script, f"{name}.md.txt": text}
     files |= {f"{name}.{shim}.txt": shim_text for shim, shim_text in made.draft.shims.items()}
     for file, content in files.items():

@@ -158,6 +158,7 @@ def explore(
     "--ready", is_flag=True, help="Export every finding that is ready to send, with a page of what was checked."
 )
 @click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")
+@click.option("--newest", is_flag=True, help="Also run it on the newest release, or with --clone on its newest commit.")
 @options.deadline
 @options.max_world
 @options.python
@@ -165,8 +166,8 @@ def explore(
 @options.database
 @options.plugin
 def export(
-    name: str | None, folder: Path | None, ready: bool, cured: bool, deadline_s: float, python: str | None,
-    clones: tuple[str, ...], out: Path | None, plugins: tuple[str, ...],
+    name: str | None, folder: Path | None, ready: bool, cured: bool, newest: bool, deadline_s: float,
+    python: str | None, clones: tuple[str, ...], out: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Write a failure as a script of the library's own calls, and as the text of an issue.
 
@@ -178,10 +179,11 @@ def export(
     shardproof export regressions/torch-fsdp2-164929 --cured
     shardproof export --ready --clone deepspeed=../DeepSpeed    # into exports/upstream
     """
-    from shardproof.cli.ready import export_ready
+    from shardproof.cli.ready import export_ready, is_cloned
     from shardproof.export.case import NoExportError
     from shardproof.export.job import export as write
     from shardproof.export.job import require_own
+    from shardproof.export.newest import on_newest
     from shardproof.laboratory.laboratory import Laboratory
 
     modules = load_plugins(plugins)
@@ -202,8 +204,11 @@ def export(
         raise UsageError.of("SCENARIO", name or "", "a scenario, or --ready without one", "shardproof export --ready")
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
+    cloned = is_cloned(result.system, clones)
+    asked = on_newest(result, examined, cloned=cloned) if newest or cloned else None
+    place = folder or Path(out or "", "exports", result.id)
     try:
-        found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured)
+        found = write(result, known, place, python, cured=cured, newest=asked)
     except NoExportError as error:
         raise arguments.with_pasted(error, result, name) from None
     print(found.text(), end="")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from shardproof.cli import arguments
-from shardproof.export.job import MARK, export
+from shardproof.export.job import MARK, Exported, export
+from shardproof.export.newest import Newest
 from shardproof.export.ready import check, page, ready
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.report.publish import publish
@@ -17,6 +17,11 @@ from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus
 
 PAGE = "index.md"
+
+
+def is_cloned(system: str, clones: Sequence[str]) -> bool:
+    """Whether one of `--clone NAME=DIR` is of the library of the system of that name."""
+    return bool({clone.partition("=")[0] for clone in clones} & {system, system_named(system).under_test})
 
 
 def export_ready(
@@ -31,14 +36,14 @@ def export_ready(
         FAILURE where one cannot be sent: its script does not show it any more, or it is gone on the newest commit.
     """
     rows = []
-    written = partial(export, python=python, cured=True)
-    given = {clone.partition("=")[0] for clone in clones}
+
+    def written(result: Result, known: str, folder: Path, newest: Newest) -> Exported:
+        return export(result, known, folder, python, cured=True, newest=newest)
+
     findings = ready(all_systems())
     for number, finding in enumerate(findings, 1):
-        system = system_named(finding.system)
         scenario = arguments.one_scenario(finding.scenarios[0], None, None, keep_version=True)
-        cloned = bool(given & {system.name, system.package})
-        row = check(finding, folder / finding.id, scenario, examined, written, cloned=cloned)
+        row = check(finding, folder / finding.id, scenario, examined, written, cloned=is_cloned(finding.system, clones))
         print(f"{number}/{len(findings)} {finding.id}: {row.script}; newest commit: {row.main}", flush=True)
         rows.append(row)
         publish(folder / PAGE, page(rows, datetime.now(UTC).date().isoformat(), folder))

@@ -1,35 +1,29 @@
 """The text of an issue in Markdown, beside a script: what goes wrong in the library's words, and where it seems to lie.
 
-What is known of a defect comes from the system's `issues.toml`; of a failure that nothing describes yet, from the
-result itself.
+The parts of the text are written here. Below which headings they stand, upstream's own template says
+(`shardproof.export.form`).
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from shardproof.diagnosis.explanation import LIKE
-from shardproof.export.body import subject
+from shardproof.errors import UsageError
 from shardproof.export.case import FailureCase
+from shardproof.export.description import FailureDescription, describe_unknown
+from shardproof.export.form import Form, form_of
+from shardproof.export.newest import Newest, not_asked
 from shardproof.export.script import SCRIPT, Draft
-from shardproof.investigate.cure_table import scenario_of
-from shardproof.issues import cures
-from shardproof.issues.findings import Finding, section_of
-from shardproof.issues.known_issues import KnownIssues, known_issues_of, repaired_in
+from shardproof.export.software import Software
+from shardproof.issues.known_issues import bound_of
+from shardproof.program import Op
 from shardproof.protocol.registry import system_named
-from shardproof.protocol.system import System
-from shardproof.result import Evidence, Result, describe
-from shardproof.scenario import Scenario
-from shardproof.tables import text_of
-from shardproof.wording.lines import difference_lines, headline
+from shardproof.result import Result
+from shardproof.wording.lines import difference_lines
 from shardproof.wording.titles import title
-
-BRIEF = 90
-"""Characters of a sentence that is too short to open a script alone."""
 
 SEEN = 6
 """How many differences the text of an issue shows."""
@@ -48,176 +42,40 @@ class Written:
     script: str
 
 
-@dataclass(frozen=True)
-class FailureDescription:
-    """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
-    it is public. cure: the id of its cure, and its patch; empty without one. instead: what the cure
-    does, where it is no repair (`Cure.instead`). repaired: the release that repaired it.
-    trigger, reach: how a run comes to meet it, and what that takes; empty where nobody knows."""
-
-    title: str
-    what: str = ""
-    line: str = ""
-    upstream: str = ""
-    harm: str = ""
-    cure: str = ""
-    patch: str = ""
-    instead: str = ""
-    repaired: str = ""
-    trigger: str = ""
-    reach: str = ""
-
-    @property
-    def heading(self) -> str:
-        """The title of an issue, of at most `BRIEF` characters: that of the defect, or else its harm; where both are
-        longer, the beginning of the first."""
-        fitting = (text for text in (self.title, self.harm) if 0 < len(text.rstrip(".")) <= BRIEF)
-        return next(fitting, textwrap.shorten(self.title, BRIEF, placeholder=" …")).rstrip(".")
-
-    @property
-    def opening(self) -> str:
-        """The sentence at the head of a script: the title of the defect and, if the title is brief, the harm that the
-        defect does."""
-        return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
-
-
-def describe_failure(case: FailureCase, known: str | None, title: str = "", what: str = "") -> FailureDescription:
-    """What is known of the failure of a case.
-
-    Args:
-        known: ids of the known issues that it matches, joined by `+`; None for none. title, what: what to say of it
-            where nothing is known.
-    """
-    system = system_named(case.scenario.system)
-    found = describe_known_issues(system, _shown_first(case, system, known) if known else known)
-    names = _cures_shown_by(system, case.scenario)
-    if found and names and found.cure not in names:
-        found = replace(found, cure=names[0], patch=_patch(system, names[0]), instead=_instead(system, names[0]))
-    return found or FailureDescription(title or headline(case.result), what or f"It shows in {subject_of(case)}.")
-
-
-def _shown_first(case: FailureCase, system: System, known: str) -> str:
-    """The ids of known issues with those first of which what the script compares is evidence."""
-    shown = case.focus.difference
-    if shown is None or "+" not in known:
-        return known
-    item = Evidence(case.focus.op.kind, describe(shown))
-    entries = {issue.id: issue for issue in KnownIssues(known_issues_of(system)).entries_named(known)}
-    return "+".join(sorted(known.split("+"), key=lambda name: not entries[name].match.covers(item)))
-
-
-def _cures_shown_by(system: System, scenario: Scenario) -> list[str]:
-    """The cures that name a scenario as one of theirs. An entry has one cure, that of the scenario it names, but some
-    of its scenarios need another. For example, the assertion of `megatron-core-4423-odd` goes with `4423-silent`."""
-    return [
-        cure.id
-        for cure in cures.available(system)
-        if any(scenario_of(cures.home_of(system, cure.id), name) == scenario for name in cure.shown_by)
-    ]
-
-
-def _patch(system: System, cure: str) -> str:
-    """The diff of a cure; empty where there is none."""
-    home = cures.home_of(system, cure) if any(cure == one.id for one in cures.available(system)) else system
-    file = home.folder.joinpath("cures", f"{cure}.patch")
-    return _diff(text_of(file, f"{home.name}/cures/{cure}.patch")) if cure and file.is_file() else ""
-
-
-def _instead(system: System, cure: str) -> str:
-    return next((one.instead for one in cures.available(system) if one.id == cure), "")
-
-
-def describe_known_issues(system: System, known: str | None) -> FailureDescription | None:
-    """What a system's entries say of known issues, joined by `+`; None where there is none."""
-    findings = _findings_of(system.name) if known else {}
-    found = [findings[name] for name in (known or "").split("+") if name in findings]
-    if not found:
-        return None
-    first = found[0]
-    cause = findings.get(first.cause, first)
-    cure = first.cure  # that of a cause may not reach this face of it
-    return FailureDescription(
-        _first_sentence(first.what),
-        first.what,
-        first.library_line,
-        first.novelty.upstream or cause.novelty.upstream,
-        first.novelty.harm,
-        cure,
-        _patch(system, cure),
-        _instead(system, cure),
-        repaired_in(first.fixed or cause.fixed),
-        first.novelty.trigger,
-        first.novelty.reach,
-    )
-
-
-@lru_cache(maxsize=64)
-def _findings_of(system: str) -> Mapping[str, Finding]:
-    """A system's entries by their ids; read once, since a report asks for each of its failures."""
-    return {finding.id: finding for finding in section_of(system_named(system)).findings}
-
-
-def subject_of(case: FailureCase) -> str:
-    """The value that the script compares, such as `exp_avg of up.weight`; for a failure without a difference, the
-    operation that failed."""
-    return subject(case) if case.focus.difference else f"the {case.focus.op.kind.replace('_', ' ')}"
-
-
-def _first_sentence(text: str) -> str:
-    end = text.find(". ")
-    return text if end < 0 else text[: end + 1]
-
-
-def _diff(patch: str) -> str:
-    """The first form of a patch, as `git apply` takes it: without the lines before its first file, which are for the
-    harness, and without the forms that it has for other releases."""
-    first = re.split(r"^Or:$", patch, maxsplit=1, flags=re.MULTILINE)[0]
-    at = first.find("--- ")
-    return first[at:] if at >= 0 else first
-
-
 def render_issue(
     made: Written,
     observed: str,
-    versions: Mapping[str, str],
-    python: str,
+    software: Software,
+    newest: Newest,
     passes: str = "",
     with_cure: str = "With this change the script ends with status 0:",
 ) -> str:
     """The text.
 
     Args:
-        observed: what the script printed. versions: what was installed, by name. python: the interpreter's release.
+        observed: what the script printed. software: what it ran with. newest: what was asked of newer releases.
         passes: the release on which the script was run and passes; empty for none. with_cure: what comes of the script
             with the cure, as the sentence above its diff.
     """
     case, draft, told = made.case, made.draft, made.description
-    sections = [
-        f"# {told.heading}",
-        "## Describe the bug",
-        told.what or told.title,
-        told.harm,
-        _when(told),
-        "## Steps/Code to reproduce the bug",
+    form = _form(case.result)
+    steps = [
         f"`python {SCRIPT}` shows it, with status 1."
         + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims)
         + (f" It needs {' and '.join(f'`{name}`' for name in draft.beside)} beside it." if draft.beside else ""),
         _code(made.script),
         *(_folded(name, text) for name, text in draft.beside.items()),
-        "## Expected behavior",
-        _promise(case),
-        "## Observed behavior",
-        observed.strip(),
-        "## Versions",
-        "\n".join(f"* {name} {release}" for name, release in versions.items()) + f"\n* Python {python} on Linux",
-        f"Seen without a GPU: {' and '.join(f'`{name}`' for name in draft.shims)} stood in for it."
-        if draft.shims
-        else "",
-        f"The script passes on {next(iter(versions), case.result.system)} {passes}." if passes else "",
-        *_cure(told, with_cure),
-        f"Already public: {told.upstream}" if told.upstream else "",
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    passed = f"The script passes on {software.library} {passes}." if passes else ""
+    parts = _parts(case.result, told, newest, with_cure) | {
+        "steps": _text(*steps),
+        "observed": _code(observed.strip(), "text"),
+        "expected": _promise(case, told, form, case.result.version),
+        "versions": software.text(),
+        "emulated": _emulated(draft, case.result, told, form),
+    }
+    parts["newest"] = _text(passed, parts["newest"])
+    return f"# {told.heading(form.prefix)}\n\n{form.fill(parts)}\n"
 
 
 def render_draft(result: Result, told: FailureDescription | None, calls: str) -> str:
@@ -226,29 +84,49 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
     Args:
         told: what is known of the defect; None where nothing is. calls: the library's; empty where there is no script.
     """
-    known = told or FailureDescription(title(result))
+    known = told or describe_unknown(result, title(result))
+    form = _form(result)
     seen = [line for d in result.differences[:SEEN] for line in difference_lines(d)]
     if result.error is not None:
         seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
     hidden = len(result.differences) - SEEN
-    sections = [
-        f"# {known.heading}",
-        "## Describe the bug",
-        known.what or known.title,
-        known.harm,
-        _when(known),
-        f"## Steps/Code to reproduce the bug\n\n{_code(calls)}" if calls else "",
-        "## Observed behavior",
-        _code("\n".join(seen), "text") if seen else result.signature,
-        f"and {hidden} more differences" if hidden > 0 and result.error is None else "",
-        "## Versions",
-        "\n".join(f"* {line}" for line in _releases(result)),
-        f"Not the real thing: {', '.join(result.emulated)}." if result.emulated else "",
-        *_cure(known, "With this change it does not happen:"),
-        f"Already public: {known.upstream}" if known.upstream else "",
-        f"`shardproof export {result.id}` writes this with a script that shows it." if calls else "",
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    parts = _parts(result, known, not_asked(result), "With this change it does not happen:") | {
+        "steps": _code(calls) if calls else "",
+        "observed": _text(
+            _code("\n".join(seen), "text") if seen else result.signature,
+            f"and {hidden} more differences" if hidden > 0 and result.error is None else "",
+        ),
+        "versions": "\n".join(f"* {line}" for line in _releases(result)),
+        "emulated": f"Not the real thing: {', '.join(result.emulated)}." if result.emulated else "",
+    }
+    last = f"`shardproof export {result.id}` writes this with a script that shows it." if calls else ""
+    return _text(f"# {known.heading(form.prefix)}", form.fill(parts), last) + "\n"
+
+
+def _form(result: Result) -> Form:
+    """The form of the system's issues; the plain one for a system of a plugin that is not there now."""
+    try:
+        system = system_named(result.system)
+    except UsageError:
+        return Form()
+    return form_of(system)
+
+
+def _parts(result: Result, told: FailureDescription, newest: Newest, with_cure: str) -> dict[str, str]:
+    """The parts that need no script."""
+    heading = told.heading(_form(result).prefix)
+    harm = "" if heading.endswith(told.harm.rstrip(".")) else told.harm
+    return {
+        "bug": _text(told.what or told.title, harm, _when(told), _doubt(told)),
+        "regression": _regression(told),
+        "newest": _text(newest.text, _since(told)),
+        "where": _text(*_cure(told, with_cure)),
+        "public": _public(told),
+    }
+
+
+def _text(*paragraphs: str) -> str:
+    return "\n\n".join(text for text in paragraphs if text)
 
 
 TAKES = {
@@ -261,8 +139,45 @@ TAKES = {
 
 def _when(told: FailureDescription) -> str:
     """How a run comes to meet the defect, in a line."""
-    more = f" ({TAKES[told.reach]})" if told.reach in TAKES else ""
-    return f"When it comes: {told.trigger.rstrip('.')}{more}." if told.trigger else ""
+    if told.finding is None:
+        return ""
+    novelty = told.finding.novelty
+    more = f" ({TAKES[novelty.reach]})" if novelty.reach in TAKES else ""
+    return f"When it comes: {novelty.trigger.rstrip('.')}{more}."
+
+
+def _doubt(told: FailureDescription) -> str:
+    return (
+        f"What speaks against it: {told.finding.novelty.doubtful}"
+        if told.finding and told.finding.novelty.doubtful
+        else ""
+    )
+
+
+def _since(told: FailureDescription) -> str:
+    return f"First release that is known to have it: {told.finding.since}." if told.finding else ""
+
+
+def _regression(told: FailureDescription) -> str:
+    """The answer to a template's question whether an earlier release did without it."""
+    bound = bound_of(told.finding.since) if told.finding else None
+    if bound is None:
+        return "Not sure"
+    return f"Yes: {bound.version} is the first release that has it." if bound.exact else "Not sure"
+
+
+def _public(told: FailureDescription) -> str:
+    """The address of an upstream issue about the defect, or the day of the search that found none, and related ones."""
+    if told.finding is None or told.cause is None:
+        return ""
+    novelties = (told.finding.novelty, told.cause.novelty)
+    searched = next((novelty.searched for novelty in novelties if novelty.searched), "")
+    related = next((novelty.related for novelty in novelties if novelty.related), ())
+    found = f"Nothing of it was found in issues and pull requests on {searched}." if searched else ""
+    return _text(
+        f"Public already: {told.upstream}" if told.upstream else found,
+        f"Near it, and not the same: {', '.join(related)}" if related else "",
+    )
 
 
 PROMISES = {
@@ -274,12 +189,56 @@ PROMISES = {
 """How the kind of an operation begins → what every user expects of it."""
 
 
-def _promise(case: FailureCase) -> str:
-    """What was to happen instead."""
-    if case.focus.difference is None:
-        return f"The {case.focus.op.kind.replace('_', ' ')} ends without an error."
+def _promise(case: FailureCase, told: FailureDescription, form: Form, version: str) -> str:
+    """What was to happen instead, and where the library says so."""
     kind = LIKE.get(case.focus.op.kind, case.focus.op.kind)
-    return next((text for name, text in PROMISES.items() if kind.startswith(name)), "The script says what it expects.")
+    expected = next(
+        (text for name, text in PROMISES.items() if kind.startswith(name)), "The script says what it expects."
+    )
+    if case.focus.difference is None:
+        expected = f"The {_words(case.focus.op)} ends without an error."
+    own = told.finding.promise if told.finding else ""
+    place = own or form.promise(told.line, case.focus.op.kind) or form.promise("", kind)
+    return _text(expected, _place(place, version))
+
+
+def _place(place: str, version: str) -> str:
+    """A place where the library promises something: an address, or a file and a name in it."""
+    if not place:
+        return ""
+    if place.startswith("https://"):
+        return f"The library documents it in {place}"
+    file, _, name = place.partition(", ")
+    return f"The library documents it at `{name}` in `{file}` ({version})."
+
+
+def _words(op: Op) -> str:
+    return op.kind.replace("_", " ")
+
+
+COMPILED = re.compile(r"\.(cu|cuh|cpp|cc|h)\b")
+
+
+def _emulated(draft: Draft, result: Result, told: FailureDescription, form: Form) -> str:
+    """What was not the real thing when the script ran, and why that does not matter."""
+    if not draft.shims:
+        return "" if result.device != "cpu" else "Nothing was emulated: the library ran as it is, on CPUs."
+    names = " and ".join(f"`{name}`" for name in draft.shims)
+    confirmed = told.finding.confirmed if told.finding else ""
+    seen = f"Seen without a GPU: {names} stood in for it. {form.stand_in}"
+    if confirmed:
+        return f"{seen} It does not matter here, since a GPU shows the same: {confirmed}."
+    if COMPILED.search(told.line):
+        return (
+            f"{seen} It matters here: the place where it seems to lie is compiled code, which was not run. No GPU has "
+            "shown it yet."
+        )
+    if not told.line:
+        return f"{seen} No GPU has shown the failure yet."
+    return (
+        f"{seen} It does not matter here, since the place where it seems to lie is Python, which ran unchanged. No GPU "
+        "has shown it yet."
+    )
 
 
 def _releases(result: Result) -> Iterator[str]:
@@ -294,7 +253,7 @@ def _releases(result: Result) -> Iterator[str]:
 def _cure(told: FailureDescription, with_it: str) -> list[str]:
     if not told.line:
         return []
-    text = ["## Where it seems to lie", told.line + "."]
+    text = [told.line + "."]
     if told.instead:
         text.append(f"A change takes the failure away and is no proposal for a repair: it {told.instead}")
     elif told.patch:

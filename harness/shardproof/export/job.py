@@ -7,14 +7,16 @@ was written. What does not show the failure is never left behind without a word.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardproof.errors import UsageError
 from shardproof.export.case import RAISES, NoExportError, case_of
-from shardproof.export.issue import Written, describe_failure, render_issue
+from shardproof.export.description import describe_failure
+from shardproof.export.issue import Written, render_issue
+from shardproof.export.newest import Newest, not_asked
 from shardproof.export.script import SCRIPT, Draft, render
+from shardproof.export.software import software_of
 from shardproof.export.trial import ScriptOutcome, run
 from shardproof.issues import cures
 from shardproof.program import changes
@@ -28,9 +30,10 @@ from shardproof.world.torches import with_torch
 
 ISSUE = "issue.md"
 
+UNTRIED = "This change is proposed; the script was not run with it for this issue:"
 ALONE = "With this change the script ends with status 0:"
 BEHIND = "With this change another known defect shows; with that repaired too the script ends with status 0:"
-"""What an issue says of a cure, by whether it is enough."""
+"""What an issue says of a cure: it was not tried, it is enough, or another defect comes behind it."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,16 @@ def require_own(folder: Path) -> None:
         raise UsageError.of("--folder", str(folder), allowed, "--folder exports/for-upstream")
 
 
-def export(result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool) -> Exported:
+def export(
+    result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool, newest: Newest | None = None
+) -> Exported:
     """Write a script and the text of an issue into a folder, and run the script: as it is, with the cure where `cured`
     asks for that, and on the release that repaired the defect.
 
     A script has only what the failure seems to need. Where that does not show it, one of everything is written.
+
+    Args:
+        newest: what was found on the newest release or commit; None where nobody asked.
 
     Raises:
         UsageError: the folder holds something that is not ours.
@@ -144,8 +152,10 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
         raise NoExportError.because(result, f"{reason}; it was kept as {_set_aside(folder)}")
     found = Exported(made, folder, plain, own, together, others, _repaired(result, known, made, ranks))
     passes = made.description.repaired if found.repaired is not None and found.repaired.passes else ""
-    how = BEHIND if together is not None and together.passes else ALONE
-    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes, how)
+    how = UNTRIED if own is None else BEHIND if together is not None and together.passes else ALONE
+    places = (*paths, Path(ranks.site))
+    software = software_of(system, result, ranks.python, ranks.installed, places, made.script)
+    text = render_issue(made, plain.said, software, newest or not_asked(result), passes, how)
     (folder / ISSUE).write_text(text, "utf-8")
     return found
 
@@ -209,13 +219,6 @@ def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[P
     if not system.package:
         return (Path(ranks.site),)
     return build(package_of(system), result.scenario.release, ranks).paths
-
-
-def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str, str]:
-    """The releases that a reader needs to know, the library's first."""
-    first = system.distributions[0] if system.distributions else system.name
-    others = {name: ranks.release(name) or "" for name in (*system.distributions[1:], "torch")}
-    return {first: result.version, **{name: release for name, release in others.items() if release and name != first}}
 
 
 def _cured(

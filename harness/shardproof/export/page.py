@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from shardproof.errors import UsageError
 from shardproof.export.case import case_of
-from shardproof.export.issue import FailureDescription, describe_known_issues, render_draft
+from shardproof.export.description import FailureDescription, describe_known_issues
+from shardproof.export.issue import render_draft
 from shardproof.export.script import Draft, lines_of
 from shardproof.program import Op, expand, is_arms
 from shardproof.protocol.registry import system_named

@@ -9,20 +9,16 @@ library is given, the scenario runs on its newest commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from shardproof.errors import UsageError
 from shardproof.export.case import NoExportError
 from shardproof.export.job import Exported
+from shardproof.export.newest import Newest, not_asked, on_newest
 from shardproof.issues.findings import Finding, section_of
 from shardproof.protocol.system import System
 from shardproof.result import Result
 from shardproof.scenario import Scenario
-from shardproof.verdict import Verdict
-
-HEAD = "git:HEAD"
-NOT_ASKED = "not asked: give a clone, `--clone {}=DIR`"
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ def check(
     folder: Path,
     scenario: Scenario,
     examined: Callable[[Scenario], Result],
-    export: Callable[[Result, str, Path], Exported],
+    export: Callable[[Result, str, Path, Newest], Exported],
     *,
     cloned: bool,
 ) -> Checked:
@@ -59,34 +55,19 @@ def check(
         scenario: the regression of the entry. cloned: whether the caller has a clone of the library.
     """
     result = examined(scenario)
-    main = NOT_ASKED.format(finding.system)
+    newest = on_newest(result, examined, cloned=True) if cloned else not_asked(result)
     try:
-        exported = export(result, finding.id, folder)
+        exported = export(result, finding.id, folder, newest)
         script, sound = _ended(exported), not exported.wrong
     except NoExportError as error:
         script, sound = f"none: {str(error).partition(chr(10))[0]}", False
-    if cloned:
-        main, there = _on_main(scenario, examined, result)
-        sound = sound and there
-    return Checked(finding, folder, script, f"{result.system} {result.version}", main, sound)
+    return Checked(finding, folder, script, f"{result.system} {result.version}", newest.short, sound and newest.there)
 
 
 def _ended(found: Exported) -> str:
     cured = found.together or found.cured
     how = "" if cured is None else f"; {'passes' if cured.passes else 'DOES NOT PASS'} with the cure"
     return f"shows it{how}"
-
-
-def _on_main(scenario: Scenario, examined: Callable[[Scenario], Result], before: Result) -> tuple[str, bool]:
-    """What the newest commit of a clone makes of a scenario, and whether the failure is there."""
-    try:
-        now = examined(replace(scenario, version=HEAD))
-    except UsageError as error:
-        return f"could not run: {str(error).partition(chr(10))[0]}", True
-    if now.verdict is Verdict.PASS:
-        return f"gone on {now.version}", False
-    same = now.verdict is before.verdict and now.failed_op == before.failed_op
-    return (f"there on {now.version}" if same else f"{now.verdict.value} on {now.version}: look at it"), True
 
 
 def page(rows: Sequence[Checked], today: str, folder: Path) -> str:

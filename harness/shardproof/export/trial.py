@@ -120,4 +120,5 @@ def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -
         os.killpg(started.pid, signal.SIGKILL)
         said, errors = started.communicate()
         status = -1
-    return ScriptOutcome(status, said, errors[-4000:])
+    own_paths = f"{folder}{os.sep}"  # a reader has no use for where we ran it
+    return ScriptOutcome(status, said.replace(own_paths, ""), errors[-4000:].replace(own_paths, ""))

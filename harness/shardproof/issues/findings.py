@@ -22,6 +22,9 @@ this module reads (all of them optional):
     unscripted = ["164929: of their own load"]         # what `shardproof export` writes no script of, and why
     part = "the title of a [[part]] of the file"       # the part of the system's page to which it belongs
     detail = "what else is known of it"
+    title = "ZeRO-3 steps an unused parameter"         # of an issue, where no other sentence is short enough for one
+    promise = "deepspeed/__init__.py, initialize"      # where the library promises what it does not do; absent: as its
+                                                       # operation's in `issue_form.toml`
 
 `about` at the head of the file opens the system's page, and each `[[part]]` (`title`, `text`) follows it.
 """
@@ -37,6 +40,9 @@ from shardproof.issues.upstream_evidence import Novelty, novelty_of
 from shardproof.protocol.system import System
 from shardproof.tables import Table
 
+TITLE_CHARACTERS = 90
+"""The longest title of an issue: what a list of issues shows of one on a line."""
+
 SEVERITIES = ("silent", "crash", "hang", "warning")
 
 
@@ -45,7 +51,8 @@ class Finding:
     """One entry of a system's `issues.toml`, as a reader wants it.
 
     regressions: the names of the scenarios that show it, without the system's. emulated: it was seen on a device that
-    is emulated, and no GPU has confirmed it. The other fields are the module's keys.
+    is emulated, and no GPU has confirmed it. confirmed: the run on a GPU that did. The other fields are the module's
+    keys.
     """
 
     id: str
@@ -65,6 +72,9 @@ class Finding:
     releases: Mapping[str, str]
     emulated: bool = False
     unscripted: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    promise: str = ""
+    confirmed: str = ""
 
     @property
     def silent(self) -> bool:
@@ -132,7 +142,9 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
     for word in severity:
         if word not in SEVERITIES:
             raise entry.wrong("severity", word, SEVERITIES, 'severity = ["silent"]')
-    texts = ("id", "what", "library_line", "since", "fixed", "cause", "part", "detail")
+    if len(entry.text("title")) > TITLE_CHARACTERS:
+        raise entry.wrong("title", entry.text("title"), f"at most {TITLE_CHARACTERS} characters", 'title = "…"')
+    texts = ("id", "what", "library_line", "since", "fixed", "cause", "part", "detail", "title", "promise")
     return Finding(
         system=system.name,
         severity=severity,
@@ -143,6 +155,7 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         releases=dict(_said(entry, "releases", line) for line in entry.texts("releases")),
         unscripted=dict(_said(entry, "unscripted", line) for line in entry.texts("unscripted")),
         emulated=bool(system.emulated) and not entry.text("confirmed_on_gpu"),
+        confirmed=entry.text("confirmed_on_gpu"),
         **{key: " ".join(entry.text(key).split()) for key in texts},
     )
 

@@ -77,7 +77,9 @@ if TYPE_CHECKING:
     from shardproof.result import Result
 
 _TEXTS = ("id", "what", "library_line", "since", "scenario")
-_STORY = ("fixed", "severity", "cause", "behind", "releases", "unscripted", "part", "detail")
+_STORY = (
+    "fixed", "severity", "cause", "behind", "releases", "unscripted", "part", "detail", "title", "promise",
+)  # fmt: skip
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
 """Keys of an entry. Those behind `fixed` are for the reader of docs/findings.md:
 harness/shardproof/issues/findings.py."""

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from shardproof.cli.ready import is_cloned
 from shardproof.errors import UsageError
 from shardproof.export.case import NoExportError
 from shardproof.export.job import Exported
-from shardproof.export.ready import HEAD, Checked, check, page, ready
+from shardproof.export.newest import HEAD, Newest
+from shardproof.export.ready import Checked, check, page, ready
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.report.publish import publish
 from shardproof.result import FailedOp, Result
@@ -42,7 +44,7 @@ def checked(on_main: Result | UsageError | None, *, script: Exported | NoExportE
         assert on_main is not None
         return on_main
 
-    def export(result: Result, known: str, folder: Path) -> Exported:
+    def export(result: Result, known: str, folder: Path, newest: Newest) -> Exported:
         assert (result, known) == (FAILED, FINDINGS[0].id)
         if isinstance(script, NoExportError):
             raise script
@@ -92,6 +94,12 @@ def test_a_finding_without_a_script_cannot() -> None:
 def test_the_newest_commit_is_asked_where_there_is_a_clone(now: Any, said: str, sound: bool) -> None:
     row = checked(now, script=exported(True))
     assert (row.main, row.sound) == (said, sound)
+
+
+def test_a_clone_is_of_a_system_or_of_its_package() -> None:
+    assert is_cloned("automodel", ["nemo-automodel=../Automodel"])
+    assert is_cloned("automodel", ["deepspeed=../DeepSpeed", "automodel=../Automodel"])
+    assert not is_cloned("automodel", ["deepspeed=../DeepSpeed"])
 
 
 def test_the_page_says_what_was_checked_and_where_it_is_public(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shardproof.errors import UsageError
-from shardproof.export.issue import _cure, describe_known_issues
+from shardproof.export.description import describe_known_issues
+from shardproof.export.issue import _cure
 from shardproof.investigate import cure_table
 from shardproof.issues import cures
 from shardproof.protocol.registry import all_systems, system_named

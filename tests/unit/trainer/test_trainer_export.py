@@ -16,6 +16,8 @@ from shardproof.diff import Difference
 from shardproof.export.case import NoExportError
 from shardproof.export.issue import Written, render_issue
 from shardproof.export.job import written
+from shardproof.export.newest import not_asked
+from shardproof.export.software import Software
 from shardproof.export.trial import run
 from shardproof.observe.logical import Key
 from shardproof.program import expand
@@ -236,7 +238,8 @@ def test_a_planted_fault_is_refused(tmp_path: Path) -> None:
 def test_the_text_of_an_issue_has_the_calls_and_every_file(tmp_path: Path) -> None:
     scenario = made(tmp_path)
     found = written(mismatch(scenario, "resumed", at(scenario, "resumed", "load")), None)
-    text = render_issue(found, "exp_avg: expected this, observed that", {"torch": "2.13.0"}, "3.11")
+    software = Software("3.11", {"torch": "2.13.0"})
+    text = render_issue(found, "exp_avg: expected this, observed that", software, not_asked(found.case.result))
     opening = (
         "# What resumed says\n\n## Describe the bug\n\n`resumed` below should leave the same state as `uninterrupted`"
     )

@@ -1,0 +1,171 @@
+"""The form of an issue: upstream's headings, titles that are whole, places of promises, and what is said of software.
+
+*Verifies*: every system's `issue_form.toml` and every entry's title; the text of one form. *Does not verify*: that
+upstream's template is still the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from shardproof.errors import UsageError
+from shardproof.export.description import FailureDescription, describe_known_issues, describe_unknown
+from shardproof.export.form import OPTIONAL, PARTS, PLAIN, Form, FormSection, form_of
+from shardproof.export.issue import _emulated, _regression
+from shardproof.export.newest import not_asked, on_newest
+from shardproof.export.script import Draft
+from shardproof.export.software import Software, software_of
+from shardproof.issues.findings import TITLE_CHARACTERS, section_of
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.system import System
+from shardproof.result import FailedOp, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
+
+FINDINGS = [(system, finding) for system in all_systems() for finding in section_of(system).findings]
+FAILED = Result(Scenario(system="deepspeed"), "deepspeed", "0.19.0", Verdict.MISMATCH, failed_op=FailedOp(3, "step"))
+
+
+def test_every_finding_has_a_whole_title_that_fits() -> None:
+    for system, finding in FINDINGS:
+        told, prefix = describe_known_issues(system, finding.id), form_of(system).prefix
+        assert told is not None
+        title = told.heading(prefix)
+        assert len(title) <= TITLE_CHARACTERS, (finding.id, title)
+        whole = {text.rstrip(".") for text in (finding.title, told.title, finding.novelty.harm)}
+        assert title.removeprefix(prefix) in whole, (finding.id, title)
+
+
+def test_the_text_of_another_face_can_be_read_without_its_cause() -> None:
+    told = [describe_known_issues(system, finding.id) for system, finding in FINDINGS]
+    assert not [one for one in told if one and one.heading().startswith("The same")]
+    assert not [one for one in told if one and one.what.startswith("The same")]
+
+
+@pytest.mark.parametrize(
+    ("title", "heading"),
+    [
+        ("Loading changed moments", "Loading changed moments"),
+        ("Loading changed the moments of 4 parameters" + ": a, b, c and more" * 4, None),
+        ("x" * 200, "deepspeed 0.19.0: mismatch at the step"),
+        ("Saving: Tensor(…), and what follows of it " + "x" * 90, "deepspeed 0.19.0: mismatch at the step"),
+    ],
+)
+def test_a_failure_that_nothing_describes_has_a_whole_title(title: str, heading: str | None) -> None:
+    found = describe_unknown(FAILED, title).heading("[BUG] ")
+    assert len(found) <= TITLE_CHARACTERS
+    assert "…" not in found
+    assert title.startswith(found.removeprefix("[BUG] ")) if heading is None else found == f"[BUG] {heading}"
+
+
+@pytest.mark.parametrize("system", all_systems(), ids=lambda system: system.name)
+def test_the_form_of_a_system_holds_every_part_once(system: System) -> None:
+    form = form_of(system)
+    held = [part for section in form.sections for part in section.holds]
+    assert sorted({*held, *OPTIONAL}) == sorted(PARTS)
+    assert bool(form.template) == (form.sections is not PLAIN)
+    assert all(", " in place or place.startswith("https://") for place in form.promises.values())
+    assert not system.emulated or form.stand_in.endswith(".")
+
+
+def test_a_section_of_several_parts_says_which_is_which() -> None:
+    form = Form((FormSection("Versions", ("versions", "emulated")), FormSection("Docker", text="None."), PLAIN[0]))
+    parts = {"versions": "* torch 2.13.0", "emulated": "Nothing."}
+    assert form.fill(parts) == "## Versions\n\n* torch 2.13.0\n\n### Emulated\n\nNothing.\n\n## Docker\n\nNone."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[section]]\nheading = "Bug"\nholds = "bug"\n',
+        '[[section]]\nheading = "Bug"\nholds = ["bug", "nothing"]\n',
+        "headings = []\n",
+    ],
+    ids=["a part is nowhere", "no such part", "no such key"],
+)
+def test_a_form_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "issue_form.toml").write_text(f"schema = 1\n{text}", "utf-8")
+    system = cast(System, SimpleNamespace(name="own", folder=cast(Traversable, tmp_path)))
+    with pytest.raises(UsageError, match=r"own/issue_form\.toml"):
+        form_of(system)
+
+
+def test_the_place_of_a_defect_says_more_of_a_promise_than_the_operation() -> None:
+    form = Form(promises={"load": "a.py, load", "load_model": "a.py, model", "lib/muon.py": "lib/muon.py, Muon"})
+    assert form.promise("lib/muon.py:3 (1.0), step", "load") == "lib/muon.py, Muon"
+    assert form.promise("lib/other.py:3", "load_model_only") == "a.py, model"
+    assert form.promise("lib/other.py:3", "step") == ""
+
+
+def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
+    asked: list[str] = []
+    newest = replace(FAILED, version="0.19.8")
+
+    def examined(scenario: Scenario) -> Result:
+        asked.append(scenario.version)
+        return replace(FAILED, version=scenario.version)
+
+    assert not_asked(FAILED).text.endswith("Neither a newer release nor the main branch was tried for this issue.")
+    found = on_newest(FAILED, examined, cloned=False)
+    assert asked == ["0.19.8"]
+    assert found.text == (
+        "Seen on deepspeed 0.19.0. Still there on the newest release, deepspeed 0.19.8: the same run fails at the same "
+        "call."
+    )
+    commit = on_newest(newest, lambda scenario: replace(FAILED, version="0.19.6+git.edaa722"), cloned=True)
+    assert "of the clone that was tried, deepspeed 0.19.6+git.edaa722, which is older than that release" in commit.text
+    assert on_newest(newest, examined, cloned=False) == not_asked(newest)
+    assert "the newest release that is known here" in not_asked(newest).text
+
+
+def test_software_is_what_is_imported_required_absent_and_unsupported(tmp_path: Path) -> None:
+    for name, release, more in (
+        ("deepspeed", "0.19.0", "Requires-Dist: torch>=2.0\nRequires-Dist: hjson\nRequires-Dist: ninja\n"
+         "Requires-Dist: einops<0.5\nRequires-Dist: triton; extra == 'cuda'\n"),
+        ("hjson", "3.1", ""), ("einops", "0.8", ""), ("safetensors", "0.8.0", ""), ("numpy", "2.0", ""),
+    ):  # fmt: skip
+        folder = tmp_path / f"{name}-{release}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n{more}", "utf-8")
+        (folder / "top_level.txt").write_text(f"{name}\n", "utf-8")
+    script = "import sys\nimport deepspeed\nfrom safetensors.torch import save_file\n"
+    outside = ("torch 2.13.0: upstream tested with 2.10",)
+    result = replace(FAILED, outside_support=outside)
+    found = software_of(system_named("deepspeed"), result, "3.11.7", {"torch": "2.13.0"}, [tmp_path], script)
+    assert list(found.versions.items()) == [
+        ("deepspeed", "0.19.0"), ("torch", "2.13.0"), ("numpy", "2.0"), ("safetensors", "0.8.0"),
+    ]  # fmt: skip
+    assert (found.required, found.absent) == ({"hjson": "3.1", "einops": "0.8"}, ("ninja",))
+    assert found.outside == (*outside, "einops 0.8: upstream asks for <0.5")
+    assert "* not installed, though deepspeed requires it: ninja" in found.text()
+    assert found.text().endswith("does not vouch for this combination: " + "; ".join(found.outside) + ".")
+    assert Software("3.11", {"torch": "2.13.0"}).text() == "* torch 2.13.0\n* Python 3.11 on Linux"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("lib/a.py:3 (1.0), step", "It does not matter here"),
+        ("lib/adam.cu (1.0), kernel", "It matters here"),
+        ("", "No GPU has shown the failure yet."),
+    ],
+)
+def test_what_was_emulated_says_whether_it_matters(line: str, said: str) -> None:
+    told, form = FailureDescription("A title", line=line), Form(stand_in="It stands in.")
+    draft = Draft("", "", {}, shims={"gpu_on_cpu.py": ""})
+    text = _emulated(draft, FAILED, told, form)
+    assert said in text
+    assert "It stands in." in text
+    assert _emulated(replace(draft, shims={}), FAILED, told, form).startswith("Nothing was emulated")
+
+
+def test_a_regression_is_claimed_where_the_release_before_was_run() -> None:
+    since = {finding.since: describe_known_issues(system, finding.id) for system, finding in FINDINGS}
+    answers = {text: _regression(told) for text, told in since.items() if told}
+    assert answers["0.19.0 or earlier"] == "Not sure"
+    assert all(text.startswith(("Yes: ", "Not sure")) for text in answers.values())

@@ -204,8 +204,7 @@ def export(
         raise UsageError.of("SCENARIO", name or "", "a scenario, or --ready without one", "shardproof export --ready")
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
-    cloned = is_cloned(result.system, clones)
-    asked = on_newest(result, examined, cloned=cloned) if newest or cloned else None
+    asked = on_newest(result, examined, cloned=cloned) if (cloned := is_cloned(result.system, clones)) or newest else None
     place = folder or Path(out or "", "exports", result.id)
     try:
         found = write(result, known, place, python, cured=cured, newest=asked)

@@ -204,10 +204,10 @@ def export(
         raise UsageError.of("SCENARIO", name or "", "a scenario, or --ready without one", "shardproof export --ready")
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
-    asked = on_newest(result, examined, cloned=cloned) if (cloned := is_cloned(result.system, clones)) or newest else None
-    place = folder or Path(out or "", "exports", result.id)
+    cloned = is_cloned(result.system, clones)
+    asked = on_newest(result, examined, cloned=cloned) if newest or cloned else None
     try:
-        found = write(result, known, place, python, cured=cured, newest=asked)
+        found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured, newest=asked)
     except NoExportError as error:
         raise arguments.with_pasted(error, result, name) from None
     print(found.text(), end="")

@@ -29,16 +29,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardproof.compare.differences import EntryDifference
-from shardproof.compare.progress import SilentProgress
-from shardproof.compare.run import CompareRequest, compare
-from shardproof.diff import LAZY_STATE, STRUCTURE, Difference, diff
+from shardproof.diff import LAZY_STATE, Difference, diff
 from shardproof.errors import UsageError
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
-from shardproof.protocol.checkpoint_layout import Layout
-from shardproof.protocol.registry import all_systems
 from shardproof.result import ArmResult, Failure, differences_to_json
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
@@ -56,9 +51,11 @@ from shardproof.trainer.arms import (
     WHOLE,
     Session,
 )
+from shardproof.trainer.checkpoints import as_difference, differing
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, of_both, of_every_mesh
 from shardproof.trainer.files_hold import not_made_by_build, written
+from shardproof.trainer.mechanism import Between, mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, rounded
 from shardproof.trainer.twin import NoTwin, Told, stepped
@@ -78,6 +75,7 @@ class Judging:
     """The judgement of one cell: its sessions, the observations of each, and the arms judged so far.
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
+    between: what was compared last.
     """
 
     scenario: Scenario
@@ -95,6 +93,7 @@ class Judging:
     element_by_element: bool = False
     rounding: bool = False
     looked_at: int = 0
+    between: Between | None = None
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Judging:
@@ -203,6 +202,7 @@ class Judging:
         left = logical(expected)
         self.looked_at += len(left)
         found = diff(left, logical(observed), (), (LAZY_STATE,))
+        self.between = Between(expected, observed, self._by_op.get(op - 1, {}), self._world_of(op))
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
@@ -213,8 +213,14 @@ class Judging:
             self.not_compared(name, wording.ALL_UNSTEADY)
             return
         verdict = Verdict.MISMATCH if found else Verdict.PASS
-        self.found.append(ArmResult(name, verdict.value, sentence if found else "", tuple(told)))
+        made = mechanism(found, self.between) if found and self.between else ""
+        said = " ".join(filter(None, (sentence, made))) if found else ""
+        self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
+
+    def _world_of(self, op: int) -> int:
+        """How many ranks the session of an operation has."""
+        return next((each.mesh.world for session in self.sessions for each in session.ops if each.index == op), 1)
 
     def not_compared(self, name: str, why: str) -> None:
         """An arm that nothing can be said of: never a pass."""
@@ -374,8 +380,7 @@ class Judging:
             return
         first, second = (self.directory / f"checkpoint{number}" for number in (arms.FIRST, arms.AGAIN))
         try:
-            request = CompareRequest(_file_of(first), _file_of(second), _layouts())
-            found = compare(request, SilentProgress()).found
+            found = differing(first, second)
         except UsageError:
             self.not_compared("again", wording.NO_FORMAT)
             return
@@ -384,7 +389,7 @@ class Judging:
             return
         verdict = Verdict.MISMATCH if found else Verdict.PASS
         self.found.append(ArmResult("again", verdict.value, wording.of_again(found)))
-        self.differences += [_of_file(one, resumed.first("save")) for one in found]
+        self.differences += [as_difference(one, resumed.first("save")) for one in found]
 
     def _written(self) -> None:
         if WHOLE in self.failures or all(op.checkpoint != arms.FIRST for op in self.whole.ops):
@@ -480,20 +485,3 @@ class Judging:
         notes = [wording.of_one_way(left_out)] if left_out else []
         notes += [wording.rounding(farthest)] if farthest and not wrong else []
         self.add(session.name, wrong, wording.of_alike(wrong, session.of, first, farthest), notes)
-
-
-def _layouts() -> list[Layout[Any]]:
-    """The kinds of checkpoint folders that `shardproof diff` knows."""
-    return [layout for system in all_systems() for layout in system.layouts]
-
-
-def _of_file(one: EntryDifference, op: int) -> Difference:
-    """What two checkpoints do not have in common, as a difference of the operation that wrote the second one."""
-    kind, total = one.kind if one.kind in STRUCTURE else "bits", max(1, one.total)
-    return Difference(Key(op, "written", one.role, one.name), kind, mismatched=one.mismatched or total, total=total)
-
-
-def _file_of(folder: Path) -> Path:
-    """The file of a folder that has one file and nothing else; the folder itself otherwise."""
-    inside = list(folder.iterdir()) if folder.is_dir() else []
-    return inside[0] if len(inside) == 1 else folder

@@ -16,7 +16,7 @@ from shardproof.report.html import render_index
 from shardproof.report.index_page import index_page
 from shardproof.report.repaired import repaired
 from shardproof.report.text import render_text
-from shardproof.result import Failure, Result
+from shardproof.result import ArmResult, Failure, Result
 from shardproof.space.defaults import completed
 from shardproof.verdict import Verdict
 from shardproof.wording.effects import MECHANISMS, effect_of
@@ -63,6 +63,8 @@ def test_a_new_failure_says_where_to_look() -> None:
     assert effect_of(samples.crash()) == "No checkpoint is written, and the run ends there."
     assert effect_of(samples.hang()).startswith("All ranks wait for each other")
     assert effect_of(replace(samples.crash(), verdict=Verdict.NONDETERMINISTIC)).startswith("What training gives")
+    two_ways = replace(samples.mismatch(), arms=(ArmResult("twice", "pass"), ArmResult("alike norm", "mismatch")))
+    assert effect_of(two_ways).startswith("Two ways that are to train the same model")
     assert effect_of(samples.unknown()) == ""
 
 

@@ -1,0 +1,40 @@
+"""What two checkpoints of a trainer do not have in common, as `shardproof diff` finds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardproof.compare.differences import EntryDifference
+from shardproof.compare.progress import SilentProgress
+from shardproof.compare.run import CompareRequest, compare
+from shardproof.diff import STRUCTURE, Difference
+from shardproof.observe.logical import Key
+from shardproof.protocol.checkpoint_layout import Layout
+from shardproof.protocol.registry import all_systems
+
+
+def differing(first: Path, second: Path) -> tuple[EntryDifference, ...]:
+    """The entries in which two folders' checkpoints differ.
+
+    Raises:
+        UsageError: nothing here reads this form of checkpoint.
+    """
+    return tuple(compare(CompareRequest(_file_of(first), _file_of(second), _layouts()), SilentProgress()).found)
+
+
+def _layouts() -> list[Layout[Any]]:
+    """The kinds of checkpoint folders that `shardproof diff` knows."""
+    return [layout for system in all_systems() for layout in system.layouts]
+
+
+def as_difference(one: EntryDifference, op: int) -> Difference:
+    """What two checkpoints do not have in common, as a difference of the operation that wrote the second one."""
+    kind, total = one.kind if one.kind in STRUCTURE else "bits", max(1, one.total)
+    return Difference(Key(op, "written", one.role, one.name), kind, mismatched=one.mismatched or total, total=total)
+
+
+def _file_of(folder: Path) -> Path:
+    """The file of a folder that has one file and nothing else; the folder itself otherwise."""
+    inside = list(folder.iterdir()) if folder.is_dir() else []
+    return inside[0] if len(inside) == 1 else folder

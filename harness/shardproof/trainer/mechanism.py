@@ -1,0 +1,195 @@
+"""What may have made a difference between two arms, where the values alone show it.
+
+A trainer has no contract, so that none of the rules for systems can ask what the right value is made of. But an arm has
+two values of everything, and some mistakes can be read off them:
+
+    rearranged   the same elements in another order: parts of a tensor that were put together wrongly
+    rounded      the expected values, rounded to bf16 or fp16 on the way
+    zeros        nothing but zeros
+    exchanged    the value of another tensor
+    scaled       every change times one factor, in all tensors alike or in each rank's rows by one of its own: what
+                 scales gradients as a whole, such as the norm that they are clipped by
+
+A mechanism counts only where it explains all tensors that differ, and where chance cannot: enough different elements.
+
+*Verifies*: that the mechanism makes exactly these values; `scaled`, that one factor makes them up to a thousandth.
+*Does not verify*: that nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardproof.diagnosis.arrangement import DISTINCT, distinct, exchanged_dims, order_name, slice_order
+from shardproof.diff import Difference, as_numbers, numpy_dtype
+from shardproof.observe.assemble import as_bits
+from shardproof.observe.logical import Value
+from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
+from shardproof.trainer.rounding import FLOATS
+
+Floats = npt.NDArray[np.float64]
+
+HALVES = ("bf16", "fp16")
+
+CHANGED = ("exp_avg", "momentum", "param")
+"""Roles whose changes are a gradient's share, the one that is closest to the gradient first."""
+
+NEAR = 2.0**-9
+"""How near to one factor a change must be, as a share of the largest one, and how far from 1 the factor."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor that differs: what it should be, what it is, and what it was before in both; None where nothing was."""
+
+    name: Name
+    expected: Value
+    observed: Value
+    before: Value | None
+
+
+@dataclass(frozen=True)
+class Between:
+    """Two moments that were compared.
+
+    * before: what there was before both. ranks: how many ranks the arm has.
+    """
+
+    expected: Mapping[Name, Value]
+    observed: Mapping[Name, Value]
+    before: Mapping[Name, Value]
+    ranks: int
+
+    def pairs(self, found: Sequence[Difference]) -> list[Pair]:
+        """The tensors of floats that differ in their bits; none at all where anything else differs too."""
+        names = [(difference.key.role, difference.key.fqn) for difference in found]
+        if not all(self._fits(difference.kind, name) for difference, name in zip(found, names, strict=True)):
+            return []
+        return [Pair(name, self.expected[name], self.observed[name], self.before.get(name)) for name in names]
+
+    def _fits(self, kind: str, name: Name) -> bool:
+        one, other = self.expected.get(name), self.observed.get(name)
+        same = one is not None and other is not None and (one.dtype, one.shape) == (other.dtype, other.shape)
+        return kind == "bits" and name[0] in ALIKE_ROLES and same and one is not None and one.dtype in FLOATS
+
+
+def mechanism(found: Sequence[Difference], between: Between) -> str:
+    """A sentence about what may have made all of these differences; empty where nothing is recognised."""
+    pairs = between.pairs(found)
+    if not pairs or max(distinct(as_bits(pair.observed)) for pair in pairs) < DISTINCT:
+        return _zeros(pairs, between) if pairs else ""
+    return next(filter(None, (rule(pairs, between) for rule in RULES)), "")
+
+
+def _rearranged(pairs: Sequence[Pair], between: Between) -> str:
+    if not all(np.array_equal(np.sort(as_bits(p.expected)), np.sort(as_bits(p.observed))) for p in pairs):
+        return ""
+    where = next(filter(None, (_order(pair, between.ranks) for pair in pairs)), "")
+    return f"The elements are the right ones in another order{where}: parts of a tensor are put together wrongly."
+
+
+def _order(pair: Pair, ranks: int) -> str:
+    """In which order, where whole slices are exchanged."""
+    shape = pair.expected.shape
+    wanted, got = (as_bits(value).reshape(shape) for value in (pair.expected, pair.observed))
+    if dims := exchanged_dims(wanted, got):
+        return f", of {pair.name[1]} with dims {dims[0]} and {dims[1]} exchanged"
+    for dim in range(len(shape)):
+        order = slice_order(np.moveaxis(wanted, dim, 0), np.moveaxis(got, dim, 0))
+        if order:
+            named = order_name(order, {ranks, 2})
+            few = named or (", ".join(map(str, order)) if len(order) <= 16 else "")
+            return f", of {pair.name[1]} along dim {dim}" + (f": {few}" if few else "")
+    return ""
+
+
+def _rounded(pairs: Sequence[Pair], between: Between) -> str:
+    for half in HALVES:
+        if all(_same(p.observed, _through(p.expected, half)) for p in pairs):
+            return f"The values are the right ones, rounded to {half} on the way."
+    return ""
+
+
+def _through(value: Value, half: str) -> npt.NDArray[np.generic]:
+    numbers = as_numbers(value)
+    with np.errstate(over="ignore"):
+        return numbers.astype(numpy_dtype(half)).astype(numbers.dtype)
+
+
+def _zeros(pairs: Sequence[Pair], between: Between) -> str:
+    return "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
+
+
+def _exchanged(pairs: Sequence[Pair], between: Between) -> str:
+    sources = [_source(pair, between) for pair in pairs]
+    if not all(sources):
+        return ""
+    return f"The values are those of other tensors: {pairs[0].name[1]} has that of {sources[0]}."
+
+
+def _source(pair: Pair, between: Between) -> str:
+    alike = (name for name, value in between.expected.items() if name[0] == pair.name[0] and value == pair.observed)
+    return next((name[1] for name in alike if name != pair.name), "")
+
+
+def _scaled(pairs: Sequence[Pair], between: Between) -> str:
+    role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
+    changes = [_change(pair) for pair in pairs if pair.name[0] == role]
+    whole = _factor(changes)
+    if whole is not None and abs(whole - 1) > NEAR:
+        return f"Every change of {role} is {whole:.4g} times what it should be, in all tensors alike: {WHOLE}"
+    parts = [[(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks)) for a, b in changes]
+             for rank in range(between.ranks)]  # fmt: skip
+    each = [_factor(part) for part in parts]
+    known = [factor for factor in each if factor is not None]
+    if len(known) < between.ranks or between.ranks < 2 or max(known) - min(known) <= NEAR:
+        return ""
+    told = ", ".join(f"{factor:.4g} times in those of rank {rank}" for rank, factor in enumerate(known))
+    return f"Every change of {role} is off by one factor in the rows that a rank has: {told}. {OF_EACH}"
+
+
+WHOLE = (
+    "look at what scales gradients as a whole, such as the norm that they are clipped by, a loss scale, or the number "
+    "that their sum is divided by."
+)
+OF_EACH = "Look at what each rank scales gradients by, such as a norm to which not all ranks have added their share."
+
+
+def _change(pair: Pair) -> tuple[Floats, Floats]:
+    """What should have changed, and what did, each in the tensor's shape."""
+    shape = pair.expected.shape or (1,)
+    one, other = (as_numbers(value).astype(np.float64).reshape(shape) for value in (pair.expected, pair.observed))
+    if pair.before is None or pair.before.shape != pair.expected.shape:
+        return one, other
+    start = as_numbers(pair.before).astype(np.float64).reshape(shape)
+    return one - start, other - start
+
+
+def _rows(change: Floats, rank: int, ranks: int) -> Floats:
+    """The rows that FSDP2 gives a rank: dim 0 in equal parts, of which the last ones are shorter or empty."""
+    size = -(-len(change) // ranks)
+    return change[rank * size : (rank + 1) * size]
+
+
+def _factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
+    """The one number that makes all changes of what they should be; None where there is none, or too little to see."""
+    wanted, got = (np.concatenate([change[side].reshape(-1) for change in changes]) for side in (0, 1))
+    if not (np.isfinite(wanted).all() and np.isfinite(got).all()) or np.count_nonzero(wanted) < DISTINCT:
+        return None
+    factor = float(wanted @ got / (wanted @ wanted))
+    near = np.abs(got - factor * wanted) <= NEAR * np.abs(got).max()
+    return factor if factor and near.all() else None
+
+
+def _same(value: Value, numbers: npt.NDArray[np.generic]) -> bool:
+    return value.data == numbers.tobytes()
+
+
+Rule = Callable[[Sequence[Pair], Between], str]
+
+RULES: tuple[Rule, ...] = (_zeros, _rearranged, _rounded, _exchanged, _scaled)
+"""From specific to general."""

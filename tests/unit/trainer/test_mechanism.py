@@ -1,0 +1,94 @@
+"""What made two arms differ: each mechanism is recognised by what it makes, and nothing is made of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shardproof.diff import Difference
+from shardproof.observe.logical import Key, Value
+from shardproof.trainer.mechanism import Between, mechanism
+
+Floats = npt.NDArray[np.float32]
+Make = Callable[[Floats], Floats]
+
+RNG = np.random.default_rng(0)
+BEFORE = {f"{role} {name}": RNG.standard_normal((4, 6), np.float32)
+          for role in ("param", "exp_avg") for name in ("a", "b")}  # fmt: skip
+RIGHT = {name: (before + RNG.standard_normal(before.shape, np.float32)) for name, before in BEFORE.items()}
+
+
+def values(arrays: dict[str, Floats]) -> dict[tuple[str, str], Value]:
+    found = {}
+    for name, array in arrays.items():
+        role, _, fqn = name.partition(" ")
+        found[role, fqn] = Value("fp32", array.shape, array.astype(np.float32).tobytes())
+    return found
+
+
+def told(wrong: dict[str, Floats], ranks: int = 2) -> str:
+    differences = [
+        Difference(Key(3, "live", *key), "bits", total=24, mismatched=24)
+        for key, value in values(wrong).items() if value != values(RIGHT)[key]
+    ]  # fmt: skip
+    return mechanism(differences, Between(values(RIGHT), values(wrong), values(BEFORE), ranks))
+
+
+def everywhere(make: Make) -> dict[str, Floats]:
+    return {name: make(right) for name, right in RIGHT.items()}
+
+
+def as_bf16(array: Floats) -> Floats:
+    import ml_dtypes
+
+    return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda x: np.concatenate([x[:, :1], x[:, 2:4], x[:, 1:2], x[:, 4:]], 1), "of a along dim 1: 0, 2, 3, 1, 4, 5"),
+        (lambda x: np.concatenate([x[2:], x[:2]]), "another order, of a along dim 0: the 2 chunks in reverse"),
+        (lambda x: np.ascontiguousarray(x.T).reshape(x.shape), "another order, of a with dims 0 and 1 exchanged"),
+        (as_bf16, "rounded to bf16 on the way"),
+        (np.zeros_like, "All of them are zeros."),
+    ],
+)
+def test_what_was_done_to_the_right_values_is_recognised(make: Make, sentence: str) -> None:
+    assert sentence in told(everywhere(make))
+
+
+def test_values_of_other_tensors() -> None:
+    swapped = {"param a": RIGHT["param b"], "param b": RIGHT["param a"]}
+    assert told({**RIGHT, **swapped}) == "The values are those of other tensors: a has that of b."
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.058, 2.0**-16, 1024.0])
+def test_one_factor_on_every_change(factor: float) -> None:
+    wrong = {name: BEFORE[name] + np.float32(factor) * (right - BEFORE[name]) for name, right in RIGHT.items()}
+    assert told(wrong).startswith(f"Every change of exp_avg is {factor:.4g} times what it should be, in all tensors")
+
+
+def test_a_factor_of_each_ranks_own() -> None:
+    factors = np.repeat(np.array([[1.001], [0.1]], np.float32), 2, axis=0)
+    wrong = {name: BEFORE[name] + factors * (right - BEFORE[name]) for name, right in RIGHT.items()}
+    assert "1.001 times in those of rank 0, 0.1 times in those of rank 1" in told(wrong)
+    assert not told(wrong, ranks=3)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_nothing_is_made_of_noise(seed: int, ranks: int) -> None:
+    noise = np.random.default_rng(seed)
+    assert not told(everywhere(lambda x: x + 0.1 * noise.standard_normal(x.shape, np.float32)), ranks)
+
+
+def test_nothing_is_said_where_something_else_differs_too_or_too_little() -> None:
+    difference = Difference(Key(3, "live", "step", "a"), "missing", total=1, mismatched=1)
+    assert not mechanism([difference], Between(values(RIGHT), values(RIGHT), {}, 2))
+    one = {name: right.copy() for name, right in RIGHT.items()}
+    one["param a"][0, 0] += 1
+    assert not told(one)

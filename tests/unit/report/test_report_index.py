@@ -63,7 +63,9 @@ def test_a_new_failure_says_where_to_look() -> None:
     assert effect_of(samples.crash()) == "No checkpoint is written, and the run ends there."
     assert effect_of(samples.hang()).startswith("All ranks wait for each other")
     assert effect_of(replace(samples.crash(), verdict=Verdict.NONDETERMINISTIC)).startswith("What training gives")
-    two_ways = replace(samples.mismatch(), arms=(ArmResult("twice", "pass"), ArmResult("alike norm", "mismatch")))
+    two_ways = replace(
+        samples.mismatch(), arms=(ArmResult("twice", "pass", ""), ArmResult("alike norm", "mismatch", "x"))
+    )
     assert effect_of(two_ways).startswith("Two ways that are to train the same model")
     assert effect_of(samples.unknown()) == ""
 

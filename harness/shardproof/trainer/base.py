@@ -80,8 +80,9 @@ class Trainer:
     * alike: axis → `bits` or `rounding`: every value of this axis must come to the same parameters and the same state
       of optimizers as its first value, bit for bit, or up to what another order of sums makes.
     * transient: names of state that checkpoints need not hold, as glob patterns such as `grad *` or `* cache`.
-    * local: names of parameters of which every rank has one of its own, as glob patterns such as `*.experts.*`: plain
-      tensors of the experts that a rank keeps. Any other plain tensor must be equal on all ranks.
+    * local: names of what every rank has of its own, as glob patterns: parameters that are plain tensors, such as
+      `*.experts.*`, and settings of param groups, such as `group*.params` of an optimizer that gives each rank other
+      parameters. Any other plain tensor or setting must be equal on all ranks.
     * emulates: `cuda` for a stack that calls `torch.cuda` whatever it runs on, such as Megatron-Core: without a GPU its
       file is imported, and its methods run, on an emulated one, as results say.
     """

@@ -98,13 +98,14 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
     told = "".join(f"In {name}, after {_at(op)}: " for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    own = f" {OF_EVERY_RANK}" if first.key.role == "param" and first.kind in ("replica_conflict", "shape") else ""
+    apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
+    own = f" {OF_EVERY_RANK}" if apart else ""
     pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
     return f"{told}{pieces} ({first.detail}){more}.{own}"
 
 
 OF_EVERY_RANK = (
-    "A plain tensor has to be equal on all ranks; where every rank has one of its own, as of experts, "
+    "What is plain has to be equal on all ranks; where every rank has its own, as of experts, "
     '`local = ["NAME"]` says so.'
 )
 

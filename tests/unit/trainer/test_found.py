@@ -506,9 +506,14 @@ def test_parameters_that_every_rank_has_of_its_own_are_recorded_as_such() -> Non
     optimizer = torch.optim.AdamW(model.parameters())
     sum(parameter.sum() for parameter in model.parameters()).backward()
     optimizer.step()
-    records = [[*State({"model": model, "optimizer": optimizer}, rank, 2, ["experts.*"]).records(1)] for rank in (0, 1)]
+    records = [
+        [*State({"model": model, "optimizer": optimizer}, rank, 2, ["experts.*", "group*.params"]).records(1)]
+        for rank in (0, 1)
+    ]
     logical, problems = assemble(record for each in records for record in each)
     names = {key.fqn for key in logical if key.role in ("param", "exp_avg")}
     own = {f"rank{rank}.experts.{name}" for rank in (0, 1) for name in ("weight", "bias")}
     assert names == own | {"head.weight", "head.bias"}
+    settings = {key.fqn for key in logical if key.role == "setting"}
+    assert {"rank0.group0.params", "rank1.group0.params", "group0.lr"} <= settings
     assert not problems

@@ -34,7 +34,7 @@ Paths = list[tuple[str, nn.Module]]
 class Modules:
     """What the modules of a trainer hold.
 
-    * local: patterns of names of parameters that are plain tensors and each rank's own.
+    * local: patterns of names of what each rank has of its own: parameters that are plain tensors, and settings.
     * parameters: identity of a parameter, or of a flat one, → what is held of it; `beside` looks an optimizer's up.
     * params: what is held, of the role `param`, in the order of the names. buffers: name → tensor.
     * extra: path and module of each that has a `get_extra_state` of its own.
@@ -49,6 +49,10 @@ class Modules:
     extra: list[tuple[str, nn.Module]] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
     names: dict[str, Held] = field(default_factory=dict)
+
+    def is_local(self, name: str) -> bool:
+        """Whether every rank has its own of what has this name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.local)
 
     def add(self, module: nn.Module, prefix: str) -> None:
         """Read one topmost module; prefix: what comes before its names, with the dot; empty if it is the only one."""
@@ -71,8 +75,7 @@ class Modules:
 
     def _add_plain(self, tensor: torch.Tensor, names: tuple[str, ...]) -> None:
         try:
-            own = any(fnmatchcase(name, pattern) for name in names for pattern in self.local)
-            pieces = held(tensor, names, own=own)
+            pieces = held(tensor, names, own=any(map(self.is_local, names)))
         except Unreadable as reason:
             self.unread[names[0]] = str(reason)
             return

@@ -73,7 +73,7 @@ class Optimizer:
         for identity, parameter in parameters.items():
             if identity not in modules.parameters:
                 yield from self._read(parameter.names[0][0], records_of(at, "param", parameter))
-        yield from self._settings(at, parameters)
+        yield from self._settings(at, parameters, modules)
         for key, values in list(self.target.state.items()):
             parameter_of = _looked_up(key, parameters, modules)
             if isinstance(key, torch.Tensor) and parameter_of is None:
@@ -117,12 +117,13 @@ class Optimizer:
                 found |= {id(tensor): piece for piece in pieces[:1]}
         return found
 
-    def _settings(self, at: At, parameters: Mapping[int, Held]) -> Iterator[Record]:
+    def _settings(self, at: At, parameters: Mapping[int, Held], modules: Modules) -> Iterator[Record]:
         """Every key of every param group, with its type, and the names of the group's parameters. Some optimizers
         keep state there, such as a copy of each parameter."""
         for index, group in self._groups():
             for key, value in group.items():
                 name = f"{self.prefix}group{index}.{key}"
+                name = owned(at.rank, name) if modules.is_local(name) else name
                 if key == "params":
                     self.names[index] = list(_names(_params(group), parameters))
                     yield text(at, SETTING, name, "\n".join(self.names[index]))

@@ -213,7 +213,10 @@ def _of_arm(arm: ArmResult) -> str:
 
 
 def _when(result: Result) -> str:
-    return WHEN.get(result.failed_op.name, result.failed_op.name) if result.failed_op else "Starting"
+    first = next((course for course in result.courses if course.first and course.marks), None)
+    course = result.kind_of(first.marks[-1][0]) if first else ""  # a rank that dies says nothing of where it was
+    kind = result.failed_op.name if result.failed_op else course
+    return WHEN.get(kind, kind) if kind else "Starting"
 
 
 # --- errors -------------------------------------------------------------------------------------------

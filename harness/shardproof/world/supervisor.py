@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,7 +268,7 @@ def _course(ranks: _Ranks, board: process.Board, rank: int, started_ns: int, sto
 def _said(error: RankError) -> str:
     """The type of an error with the beginning of its message, on one line."""
     message = error.message.strip().partition("\n")[0]
-    return f"{error.type}: {message}"[:MOST_SAID] if message else error.type
+    return textwrap.shorten(f"{error.type}: {message}", MOST_SAID, placeholder=" …") if message else error.type
 
 
 def _seconds(nanoseconds: int) -> float:

@@ -13,6 +13,7 @@ import report_samples as samples
 from shardproof.diagnosis import Explanation
 from shardproof.diagnosis.rules.engine import BUILT_IN
 from shardproof.diff import STRUCTURE, Difference
+from shardproof.observe.courses import RankCourse
 from shardproof.observe.logical import Key
 from shardproof.result import FailedOp, Failure, Result
 from shardproof.verdict import Verdict
@@ -107,6 +108,9 @@ BOTH = failure(
         (crash("Errors:\n\n  size", "X.Y", ""), "Loading raised Y: Errors: size"),
         (crash("no /a/very/long/path/file.pt", "OSError", ""), "Loading raised OSError: no …/file.pt"),
         (crash("rank 2 ended", "died", ""), "Rank 0 died: loading did not end"),
+        (replace(crash("rank 2 ended", "died", ""), failed_op=None, courses=(
+            RankCourse(0, ((0, "op", 0.1),), "died", 0.2, "signal SIGKILL", first=True),)),
+         "Rank 0 died: building the model did not end"),
         (crash("no end after 20 s, in load (op)\nrank 0 in load (op); rank 1 in load (op)", "deadline", ""),
          "Loading never ended: 2 ranks were still in it after 20 s"),
         (samples.hang(), "Loading never ended"),

@@ -21,13 +21,15 @@ from shardproof.export.newest import not_asked, on_newest
 from shardproof.export.script import Draft
 from shardproof.export.software import Software, software_of
 from shardproof.issues.findings import TITLE_CHARACTERS, section_of
-from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import System
 from shardproof.result import FailedOp, Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
 
-FINDINGS = [(system, finding) for system in all_systems() for finding in section_of(system).findings]
+from tests.conformance.built_in import BUILT_IN
+
+FINDINGS = [(system, finding) for system in BUILT_IN for finding in section_of(system).findings]
 FAILED = Result(Scenario(system="deepspeed"), "deepspeed", "0.19.0", Verdict.MISMATCH, failed_op=FailedOp(3, "step"))
 
 
@@ -63,7 +65,7 @@ def test_a_failure_that_nothing_describes_has_a_whole_title(title: str, heading:
     assert title.startswith(found.removeprefix("[BUG] ")) if heading is None else found == f"[BUG] {heading}"
 
 
-@pytest.mark.parametrize("system", all_systems(), ids=lambda system: system.name)
+@pytest.mark.parametrize("system", BUILT_IN, ids=lambda system: system.name)
 def test_the_form_of_a_system_holds_every_part_once(system: System) -> None:
     form = form_of(system)
     held = [part for section in form.sections for part in section.holds]

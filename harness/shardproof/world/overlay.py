@@ -463,8 +463,15 @@ def said(
         said = (done.stderr or done.stdout).splitlines()
         lines = [line for line in said if line.strip() and 'File "<frozen ' not in line]
         shown = (line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…" for line in lines)
-        raise OverlayError("\n".join([f"{what}:", *list(shown)[-_SHOWN_LINES:]]))
+        hint = [_OTHER_PYTHON] if any("Requires-Python" in line for line in lines) else []
+        raise OverlayError("\n".join([f"{what}:", *list(shown)[-_SHOWN_LINES:], *hint]))
     return done.stdout
+
+
+_OTHER_PYTHON = (
+    "It asks for another Python than the ranks': give them one that has torch (--python PATH), or run its source as it "
+    "lies in a clone or a folder (NAME@git:REF, NAME@path:DIR; of a trainer --version)."
+)
 
 
 def _run(

@@ -24,6 +24,7 @@ from shardproof.verdict import Verdict
 from shardproof.world import environments, overlay
 from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import OverlayError, build, clone_variable, is_cached
+from shardproof.world.overlay import said as output_of
 from shardproof.world.server import ForkServer
 
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
@@ -156,6 +157,12 @@ def test_a_cache_that_cannot_be_written_is_said(fake: Package, monkeypatch: pyte
     monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(OverlayError, match=r"cannot be written.*SHARDPROOF_CACHE"):
         build(fake, "1.0", interpreter())
+
+
+def test_a_release_for_another_python_says_how_to_give_it_one() -> None:
+    pip = "import sys; sys.exit('ERROR: Ignored the following versions: 0.17.0 Requires-Python >=3.12')"
+    with pytest.raises(OverlayError, match=r"(?s)Requires-Python >=3.12.*--python PATH"):
+        output_of([sys.executable, "-c", pip], 30.0, "fake-lib", {})
 
 
 def test_a_release_that_is_not_on_the_index_says_what_pip_says(fake: Package) -> None:

@@ -96,12 +96,12 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     """Pieces that do not make a whole, with the arm and the operation after which they are first seen."""
     first = problems[0]
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
-    told = "".join(f"In {name}, after {_at(op)}: " for name, op in where)
+    told = "".join(f", in {name} after {_at(op)}" for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     own = f" {OF_EVERY_RANK}" if apart else ""
     pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
-    return f"{told}{pieces} ({first.detail}){more}.{own}"
+    return f"{pieces}{told}: {first.detail}{more}.{own}"
 
 
 OF_EVERY_RANK = (

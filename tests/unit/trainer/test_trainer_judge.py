@@ -290,7 +290,7 @@ def test_ranks_that_disagree_are_told(folder: Path) -> None:
 
     found = Apart(simulation(folder).scenario).judged(folder)
     told = failed(found)["ranks agree"]
-    assert told.startswith("In uninterrupted, after step 1: The ranks' pieces of param of w do not fit together (")
+    assert told.startswith("The ranks' pieces of param of w do not fit together, in uninterrupted after step 1: ")
 
 
 def test_a_trainer_without_state_is_unknown(folder: Path) -> None:

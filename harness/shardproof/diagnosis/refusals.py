@@ -56,7 +56,8 @@ def _of_two_sizes(message: str, index: int, sizes: Mapping[str, set[int]], conte
     parameter has was put where another one's belongs."""
     told = sorted(_sizes_named(message) - {0})
     owners = [[fqn for fqn, own in sizes.items() if elements in own] for elements in told]
-    if len(told) != 2 or not all(owners) or set(owners[0]) & set(owners[1]):
+    a_place = "exceeds dimension size" in message  # in a buffer, whose size is a setting
+    if len(told) != 2 or not all(owners) or set(owners[0]) & set(owners[1]) or a_place:
         return []
     each = [f"{elements} elements, as many as {' or '.join(of)}" for elements, of in zip(told, owners, strict=True)]
     text = f"What was refused for one parameter has the size of another: {context.op_name(index)} met {each[0]}, and "

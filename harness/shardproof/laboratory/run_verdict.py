@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from shardproof.errors import HarnessError, MisfitError
@@ -159,10 +161,27 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
             rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
             if outcome.shared_gpus and how in _BROKE:
                 raise HarnessError(_SHARED.format(rank=rank, how=how))
-            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
+            seen = outcome.observations[rank : rank + 1]
+            printed = "".join(_last_words(path.with_suffix(".log")) for path in seen)
+            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}{printed}", rank)
         if not outcome.ok:
             raise HarnessError(f"a session failed and no rank says why: {outcome}")
     return Verdict.PASS, None
+
+
+def _last_words(log: Path) -> str:
+    """A line with the last that a rank printed before it died, such as what a C++ library says before it aborts; empty
+    where there is nothing, or no such file here."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    told = [
+        line.strip() for line in lines if line.strip() and not line.startswith(("frame #", "Exception raised from"))
+    ]
+    return f"\nit last printed: {textwrap.shorten(told[-1], 400)}" if told else ""
 
 
 def refused_in(outcomes: Sequence[JobOutcome]) -> tuple[str, int] | None:

@@ -135,6 +135,7 @@ class Judging:
 
     def _judge_arms(self) -> None:
         self._twice()
+        self._trains()
         self._twin()
         self._unsaved()
         self._cut()
@@ -294,6 +295,17 @@ class Judging:
             self.unsteady |= new
         if not self.unsteady:
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
+
+    def _trains(self) -> None:
+        """A run whose steps change nothing says nothing, and every other arm would pass."""
+        moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
+        if WHOLE in self.failures or len(moments) < 2:
+            return
+        first, last = self.at(moments[0]), self.at(moments[-1])
+        params = {key: value for key, value in first.items() if key[0] == PARAMS and value.data}
+        if params and all(last.get(key) == value for key, value in params.items()):
+            text = wording.nothing_trains(sum(op.kind == "step" for op in self.whole.ops))
+            self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
     def _twin(self) -> None:
         if WHOLE in self.failures or not self.exact:

@@ -44,7 +44,7 @@ NEAR = 2.0**-9
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor that differs: what it should be, what it is, and what it was before in both; None where nothing was."""
+    """A tensor with its expected and its observed value, and the value before the operation, which may be None."""
 
     name: Name
     expected: Value
@@ -176,7 +176,7 @@ def _rows(change: Floats, rank: int, ranks: int) -> Floats:
 
 
 def _factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
-    """The one number that makes all changes of what they should be; None where there is none, or too little to see."""
+    """The factor between the expected changes and the observed ones; None where no single number fits them all."""
     wanted, got = (np.concatenate([change[side].reshape(-1) for change in changes]) for side in (0, 1))
     if not (np.isfinite(wanted).all() and np.isfinite(got).all()) or np.count_nonzero(wanted) < DISTINCT:
         return None

@@ -98,14 +98,15 @@ class TrainerSystem(System):
             return None
         first, *beside = map(Requirement, self.trainer.requires)
         release = Release(str(first.specifier).removeprefix("=="), beside=tuple(map(str, beside)))
-        declared = _declared(first.name)
+        declared = declared_package(first.name)
         if declared:
-            return replace(declared, beside=release.beside, releases=(release,))
+            beside_it = release.beside or declared.closest(release.version).beside
+            return replace(declared, beside=beside_it, releases=(replace(release, beside=beside_it),))
         imports = first.name.replace("-", "_")
         return Package(first.name, imports, imports, ("src", "."), release.beside, (release,))
 
 
-def _declared(distribution: str) -> Package | None:
+def declared_package(distribution: str) -> Package | None:
     """What a built-in system says of a distribution, such as that megatron-core is imported as `megatron.core`."""
     systems = (system for system in registry.all_systems() if system.package == distribution and system.home != HOME)
     return next(map(package_of, systems), None)

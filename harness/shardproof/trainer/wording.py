@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
@@ -51,6 +52,16 @@ BLIND = (
 )
 
 
+def nothing_trains(steps: int) -> str:
+    """No parameter has moved in the whole run."""
+    times = "a step" if steps == 1 else f"{steps} steps"
+    return (
+        f"No parameter has changed in {times}, so that no arm could see a wrong update. The optimizer may step other "
+        "tensors than the model computes with, as one that was made before `fully_shard`, or after a forward that left "
+        "gathered parameters in place; or no gradient reaches it, or its learning rate is zero."
+    )
+
+
 def of_failure(name: str, error: Failure, trainer: Described) -> ArmResult:
     """The verdict of an arm whose ranks failed, and whose method it was."""
     if error.type == "Unsupported":
@@ -59,6 +70,8 @@ def of_failure(name: str, error: Failure, trainer: Described) -> ArmResult:
     raised = _raised_by(error, trainer)
     where = f"rank {error.rank}" if error.rank is not None else "the ranks"
     first = error.message.strip().split("\n", 1)[0]
+    if error.type == "died":  # the second line is the rank's last one
+        first = "; ".join(error.message.strip().splitlines()[:2])
     if error.type == "deadline":
         return ArmResult(name, Verdict.HANG.value, f"The ranks did not come to an end{who}: {first}.", ())
     return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}{raised}: {first}", ())
@@ -71,11 +84,14 @@ def _raised_by(error: Failure, trainer: Described) -> str:
     own = [number for number, (file, _, _) in enumerate(frames) if file == str(trainer.file)]
     if error.type == "deadline" or not own:
         return ""
-    below = [frame for frame in frames[own[-1] + 1 :] if not _STANDARD.search(frame[0])]
+    below = [f for f in frames[own[-1] + 1 :] if not (_STANDARD.search(f[0]) or f[0].startswith(_OURS))]
     for file, line, function in reversed([f for f in below if "/torch/" not in f[0]] or below):
         return f", raised by {function} ({'/'.join(file.split('/')[-2:])}, line {line})"
     return ""
 
+
+_OURS = f"{Path(__file__).parents[1]}/"
+"""shardproof's own folder, whose emulated device stands between a library and torch."""
 
 _STANDARD = re.compile(r"/lib/python\d[.\d]*/(?!site-packages/)|^<")
 """Files of Python's own library."""

@@ -27,7 +27,7 @@ release."""
 def walks(name: str) -> tuple[Walk, Walk]:
     """Those with DDP and with Megatron-FSDP."""
     own = {walk.part: walk for walk in load_space(name).walks if walk.system == SYSTEM.name}
-    assert own.keys() == {"", "fsdp", "no_shard", "upgrade", "streams", "switched"}
+    assert own.keys() == {"", "fsdp", "no_shard", "upgrade", "streams", "constant", "switched"}
     return own[""], own["fsdp"]
 
 

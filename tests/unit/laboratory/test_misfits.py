@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -160,3 +161,15 @@ def test_unknown_is_the_status_of_a_run_only_where_it_hides_more_than_its_share(
     counts: dict[Verdict, int], status: ExitStatus
 ) -> None:
     assert exit_status(counts) is status
+
+
+def test_a_rank_that_died_is_quoted_with_the_last_that_it_printed(tmp_path: Path) -> None:
+    paths = tuple(tmp_path / f"session0.rank{rank}.obs" for rank in (0, 1))
+    died = JobOutcome((), ((1, "signal SIGABRT"),), 1, False, (), 0, 0.1, 0.1, (), paths)
+    _, silent = ranks_verdict([died])
+    (tmp_path / "session0.rank1.log").write_text("starting\nwhat(): op.preamble.length <= op.nbytes. 20 vs 8\n\n")
+    _, told = ranks_verdict([died])
+    assert silent is not None
+    assert told is not None
+    assert silent.message == "rank 1 ended without a word: signal SIGABRT"
+    assert told.message == f"{silent.message}\nit last printed: what(): op.preamble.length <= op.nbytes. 20 vs 8"

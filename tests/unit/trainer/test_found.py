@@ -517,3 +517,18 @@ def test_parameters_that_every_rank_has_of_its_own_are_recorded_as_such() -> Non
     settings = {key.fqn for key in logical if key.role == "setting"}
     assert {"rank0.group0.params", "rank1.group0.params", "group0.lr"} <= settings
     assert not problems
+
+
+def test_a_tensor_whose_memory_was_given_back_is_not_read() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.untyped_storage().resize_(0)
+    (item,) = hidden(optimizer=optimizer)
+    assert "its memory has been given back" in item.detail
+
+
+def test_ranks_with_other_modules_keep_the_names_of_theirs() -> None:
+    model = nn.Linear(2, 2)
+    for alike, name in ((True, "weight"), (False, "embedding.weight")):
+        state = State({"embedding": model}, 0, 2, (), lambda kind, paths, told=alike: told)
+        assert name in {record.fqn for record in state.records(1)}

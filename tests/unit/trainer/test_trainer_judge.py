@@ -303,6 +303,16 @@ def test_a_trainer_without_state_is_unknown(folder: Path) -> None:
     assert found["verdict"] == "unknown"
 
 
+def test_a_trainer_that_trains_nothing_is_unknown(folder: Path) -> None:
+    class Idle(Simulation):
+        def blob(self, op: Op, rank: int, state: State) -> bytes:
+            return super().blob(op, rank, state | {PARAM: np.ones_like(state[PARAM])})
+
+    found = Idle(simulation(folder).scenario).judged(folder)
+    assert found["verdict"] == "unknown"
+    assert failed(found)["trains"].startswith("No parameter has changed in 4 steps")
+
+
 @pytest.mark.parametrize(
     ("session", "error", "verdict", "sentence"),
     [

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardproof.mechanisms.probe_module import Probe, Slot, build_model
@@ -51,6 +52,7 @@ class Rank:
         self.taken: list[list[Record]] = []
         self.probes: list[Probe] = []
         self.declined = False
+        self.same: dict[str, bool] = {}
         self.cell: Cell | None = None
         self.state: dict[str, Any] = {}
 
@@ -96,7 +98,8 @@ class Rank:
     def observe(self, op: Op) -> Iterable[Record]:
         """The state that hangs on the trainer now or, of one with `fit`, after the update of this operation."""
         if not self.described.fits:
-            return self._records(op.index, self.state)
+            with self._device():
+                return list(self._records(op.index, self.state))
         if op.kind != "step":
             return self._notes(op.index)
         if not self.taken:
@@ -105,6 +108,16 @@ class Rank:
                 "each update"
             )
         return [record._replace(op=op.index) for record in self.taken.pop(0)]
+
+    def _alike(self, kind: str, paths: tuple[str, ...]) -> bool:
+        """Whether all ranks see the same objects of a kind at the first look; asked of the process group's store, which
+        no collective of the trainer's is disturbed by."""
+        if kind not in self.same and dist.is_initialized() and dist.get_world_size() > 1:
+            store, key = dist.distributed_c10d._get_default_store(), f"shardproof/{self.context.rank}/{kind}"
+            store.set(key, "\n".join(paths))
+            ranks = range(dist.get_world_size())
+            self.same[kind] = len({store.get(f"shardproof/{rank}/{kind}") for rank in ranks}) == 1
+        return self.same.get(kind, True)
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)
@@ -148,7 +161,7 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world, self.described.local)
+        state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike)
         yield from state.records(op)
         yield from self._notes(op, state)
 

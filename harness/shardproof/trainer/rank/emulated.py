@@ -11,9 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from packaging.requirements import Requirement
+
+from shardproof.entry import resolve
 from shardproof.trainer.base import Trainer
 from shardproof.trainer.described import Described
 from shardproof.trainer.rank.loading import class_of
+from shardproof.trainer.system import declared_package
+
+
+def _prepare(trainer: Described) -> None:
+    """Import the package of a system as the system does it, where it cannot be imported by itself without a GPU."""
+    names = [Requirement(text).name for text in trainer.requires[:1]]
+    package = declared_package(names[0]) if names and trainer.emulates else None
+    if package is not None and package.importer:
+        resolve(package.importer)()
 
 
 @contextmanager
@@ -36,6 +48,7 @@ def class_for(trainer: Described, device: str) -> type[Trainer]:
         Whatever `class_of` raises.
     """
     with device_for(trainer, device):
+        _prepare(trainer)
         try:
             return class_of(trainer.file, trainer.name)
         except ModuleNotFoundError as error:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,16 @@ GLOBAL = ("python", "numpy", "torch", "cuda")
 """The names of the random states that every process has."""
 
 
+Alike = Callable[[str, tuple[str, ...]], bool]
+"""Kind of objects, and the paths of this rank's → whether all ranks have the same. Where they have not, as under
+pipeline parallelism, names keep the path of a rank's only module, or two ranks' modules would have the same names."""
+
+
+def alone(kind: str, paths: tuple[str, ...]) -> bool:
+    """What holds of a rank without others."""
+    return True
+
+
 @dataclass(frozen=True)
 class Item:
     """One line for the reader: what was found, or could not be read.
@@ -79,10 +89,12 @@ class Item:
 class State:
     """What a trainer's `state()` holds on this rank: what was found, what could not be read, and the optimizers, by the
     latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too. local: patterns of
-    names of parameters that are each rank's own."""
+    names of parameters that are each rank's own. alike: whether all ranks have the same topmost objects of a kind."""
 
-    def __init__(self, roots: Mapping[str, object], rank: int, world: int, local: Sequence[str] = ()) -> None:
-        self._roots, self._rank, self._world, self._local = roots, rank, world, local
+    def __init__(
+        self, roots: Mapping[str, object], rank: int, world: int, local: Sequence[str] = (), alike: Alike = alone
+    ) -> None:
+        self._roots, self._rank, self._world, self._local, self._alike = roots, rank, world, local, alike
         self._latest: Look | None = None
 
     @property
@@ -108,7 +120,7 @@ class State:
         return self._latest
 
     def _look(self, op: int) -> Look:
-        look = Look(At(op, self._rank), walk(self._roots), self._local)
+        look = Look(At(op, self._rank), walk(self._roots), self._local, self._alike)
         look.all()
         return look
 
@@ -120,8 +132,8 @@ class Look:
     its next epoch begins; so those are not looked at besides. A scheduler tells that of the schedulers in it.
     """
 
-    def __init__(self, at: At, way: Walk, local: Sequence[str] = ()) -> None:
-        self.at, self.way = at, way
+    def __init__(self, at: At, way: Walk, local: Sequence[str] = (), alike: Alike = alone) -> None:
+        self.at, self.way, self._alike = at, way, alike
         self.records: list[Record] = []
         self.found: list[Item] = []
         self.hidden: list[Item] = []
@@ -179,8 +191,9 @@ class Look:
         mets = {met.path: met for met in self._of_kind(kinds.MODULE)}
         self._used |= {id(met.value) for met in mets.values()}
         tops = topmost({path: met.value for path, met in mets.items()})
+        named = len(tops) > 1 or not self._alike("modules", tuple(tops))
         for path, module in tops.items():
-            self._look_at_module(mets[path], module, f"{path}." if len(tops) > 1 else "")
+            self._look_at_module(mets[path], module, f"{path}." if named else "")
         for parameter in self._modules.params:
             self._add(parameter.names[0][0] if parameter.names else "", "module",
                       records_of(self.at, "param", parameter))  # fmt: skip
@@ -212,9 +225,10 @@ class Look:
         targets = self._optimizers()
         elsewhere = {id(met.value): met.path for met in self._of_kind(kinds.TENSOR)}
         taken: set[tuple[str, str]] = set()
+        named = len(targets) > 1 or not self._alike("optimizers", tuple(met.path for met in targets))
         for met in targets:
             groups = [group for group in met.value.param_groups if isinstance(group, Mapping)]
-            prefix = f"{met.path}." if len(targets) > 1 else ""
+            prefix = f"{met.path}." if named else ""
             optimizer = Optimizer(met.path, met.value, prefix, taken)
             records = list(optimizer.records(self.at, self._modules, elsewhere))
             self.records += records

@@ -51,7 +51,7 @@ class Modules:
     names: dict[str, Held] = field(default_factory=dict)
 
     def is_local(self, name: str) -> bool:
-        """Whether every rank has its own of what has this name."""
+        """Whether a name is one of those that the trainer declares as each rank's own."""
         return any(fnmatchcase(name, pattern) for pattern in self.local)
 
     def add(self, module: nn.Module, prefix: str) -> None:

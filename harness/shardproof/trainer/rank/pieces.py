@@ -245,6 +245,13 @@ def raw(tensor: torch.Tensor) -> tuple[str, int, bytes]:
     Raises:
         Unreadable: it has no storage to read.
     """
+    if (
+        tensor.numel()
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not tensor.untyped_storage().nbytes()
+    ):
+        raise Unreadable("its memory has been given back, as FSDP does with a gathered parameter after its use")
     try:
         copy = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).clone()
         data = copy.view(torch.uint8).numpy().tobytes() if copy.numel() else b""

@@ -108,7 +108,7 @@ def test_git_can_read_the_diff_of_every_issue(tmp_path: Path) -> None:
     patches = {one.cure: "\n\n".join(_cure(one, "It:", "a/b")) for one in told if one and one.patch and not one.instead}
     assert len(patches) > 100
     for cure, text in patches.items():
-        (tmp_path / cure).write_text(text.partition("```diff\n")[2].partition("```")[0], "utf-8")
+        (tmp_path / cure).write_text(text.partition("```diff\n")[2].partition("\n```")[0] + "\n", "utf-8")
     git = subprocess.run(["git", "apply", "--numstat", *patches], cwd=tmp_path, capture_output=True, text=True)
     assert git.returncode == 0, git.stderr
     assert all("git apply --directory=a/b" in text for text in patches.values())

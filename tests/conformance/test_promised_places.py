@@ -1,7 +1,7 @@
 """The places at which an issue says that a library promises something are in its newest declared release.
 
-*Verifies*: that the file is there and has the name, for every place in `issue_form.toml` and `issues.toml`. *Does not
-verify*: that what stands there is the promise, nor addresses of documentation.
+*Verifies*: that the file is there and has the name, for every place in `issues.toml`. *Does not verify*: that what
+stands there is the promise, nor addresses of documentation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shardproof.export.form import form_of
 from shardproof.issues.findings import section_of
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.real
 def test_a_promise_is_where_an_issue_says(system: System) -> None:
     here = interpreter()
     folders = [*(build(package_of(system), "", here).paths if system.package else ()), Path(here.site)]
-    places = {*form_of(system).promises.values(), *(finding.promise for finding in section_of(system).findings)}
+    places = {finding.promise for finding in section_of(system).findings}
     for place in sorted(place for place in places if place and not place.startswith("https://")):
         file, _, name = place.partition(", ")
         found = next((folder / file for folder in folders if (folder / file).is_file()), None)

@@ -37,11 +37,34 @@ WORKS = {
 }
 """What must happen at an operation, for a sentence that begins with "expected that"."""
 
+NAMES = {
+    "load_model_only": "load of the weights",
+    "reload_params": "refresh of the masters",
+    "compute_gradients": "backward passes",
+    "apply_gradients": "optimizer step",
+    "overflow": "step that overflows",
+    "keep": "copy of the state dicts",
+    "save_kept": "save of the kept state dicts",
+    "recall": "load of the kept state dicts",
+    "replace_params": "change of the parameters",
+}
+"""What an operation is called behind "the" where its kind is no word of a reader's."""
+
 INLINE = ("keep", "save_kept", "recall")
 """Operations that never become a function: what they keep is a variable of the main function."""
 
 STATE = "model, optimizer"
 """What a build returns, and what other operations are given, where a system does not say otherwise (`state`)."""
+
+
+def name_of(kind: str) -> str:
+    """What an operation is called behind "the" in a sentence."""
+    return NAMES.get(kind, kind.replace("_", " "))
+
+
+def what_works(kind: str, calls: Mapping[str, str]) -> str:
+    """What must happen at an operation: as the system says it for this case (`works`), else as for any."""
+    return calls.get("works", WORKS.get(kind, f"the {name_of(kind)} ends"))
 
 
 @dataclass(frozen=True)
@@ -100,8 +123,8 @@ def subject(case: FailureCase) -> str:
     if case.is_missing:
         return f"whether the checkpoint holds {focus.role} of {focus.fqn}"
     if focus.setting:
-        return f"{focus.setting} of the param group of {focus.fqn} after the {focus.op.kind.replace('_', ' ')}"
-    place = "in the checkpoint" if focus.kind == WRITTEN else f"after the {focus.op.kind.replace('_', ' ')}"
+        return f"{focus.setting} of the param group of {focus.fqn} after the {name_of(focus.op.kind)}"
+    place = "in the checkpoint" if focus.kind == WRITTEN else f"after the {name_of(focus.op.kind)}"
     if focus.kind == TYPED:
         seen = ", as the forward sees it," if focus.role == "compute_param" else ""
         return f"dtype of {focus.fqn}{seen} {place}"
@@ -142,7 +165,7 @@ def _last(
     case: FailureCase, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapping[str, str], value: str
 ) -> list[str]:
     """The operation at which the failure shows, and the comparison."""
-    focus, works = case.focus, f"expected that {WORKS[op.kind]}"
+    focus, works = case.focus, f"expected that {what_works(op.kind, calls)}"
     if _says_subject(calls):
         told = [f"expected = {calls['expected']}", f"observed = {value}"]
         return [*call, *told, *_compared(case, op.mesh.world, calls)]
@@ -196,7 +219,7 @@ def _raising(case: FailureCase, call: list[str], calls: Mapping[str, str], works
         *(f"    {line}" for line in calls.get("unwrap", "").splitlines()),
         f'    print(f"{before}{works}; observed {{type(error).__name__}}: {{error}}", flush=True)',
         "    return 1",
-        f'print({"f" if several else ""}"{before}{works}; it is so", flush=True)',
+        f'print({"f" if several else ""}"{before}{works}; no error here", flush=True)',
         "return 0",
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from shardproof.export.body import subject
+from shardproof.export.body import name_of, subject
 from shardproof.export.case import FailureCase
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues import cures
@@ -70,6 +70,11 @@ class FailureDescription:
         return prefix + next(fitting, "A failure without a short title")
 
     @property
+    def releases(self) -> Mapping[str, str]:
+        """Release or commit → what the scenario of the entry gave on it."""
+        return self.finding.releases if self.finding else {}
+
+    @property
     def opening(self) -> str:
         """The sentence at the head of a script: the title of the defect and, if the title is brief, the harm that the
         defect does."""
@@ -103,7 +108,7 @@ def describe_failure(case: FailureCase, known: str | None, title: str = "", what
 
 def describe_unknown(result: Result, title: str, what: str = "") -> FailureDescription:
     """The description of a failure that no entry of `issues.toml` matches, from the result alone."""
-    op = result.failed_op.name.replace("_", " ") if result.failed_op else result.scenario.program
+    op = name_of(result.failed_op.name) if result.failed_op else result.scenario.program
     short = f"{result.system} {result.version}: {result.verdict.value} at the {op}"
     return FailureDescription(title, what, short=short)
 
@@ -173,7 +178,7 @@ def _findings_of(system: str) -> Mapping[str, Finding]:
 def subject_of(case: FailureCase) -> str:
     """The value that the script compares, such as `exp_avg of up.weight`; for a failure without a difference, the
     operation that failed."""
-    return subject(case) if case.focus.difference else f"the {case.focus.op.kind.replace('_', ' ')}"
+    return subject(case) if case.focus.difference else f"the {name_of(case.focus.op.kind)}"
 
 
 def _first_sentence(text: str) -> str:

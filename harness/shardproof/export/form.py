@@ -7,6 +7,7 @@ its `issues.toml`, the headings of that template as data, `issue_form.toml`:
     template = "https://github.com/…"        # where upstream keeps the template; absent where it has none
     prefix = "[BUG] "                        # how the template begins a title
     stand_in = "It gives the CPU …"          # what `gpu_on_cpu.py` does, where scripts of the system have one
+    patches = "megatron/core/…/src"          # below which upstream keeps the package's files; absent for the root
 
     [[section]]                              # in the order of the template
     heading = "Steps/Code to reproduce bug"
@@ -15,19 +16,15 @@ its `issues.toml`, the headings of that template as data, `issue_form.toml`:
     heading = "Docker context"
     text = "No image is needed."             # in place of `holds`, what is the same for every issue
 
-    [promises]                               # how the place of the defect, or the kind of an operation, begins → where
-                                             # the library promises what it does not do; the place counts first
-    "torch/optim/_muon.py" = "torch/optim/_muon.py, Muon"
-    load = "deepspeed/runtime/engine.py, DeepSpeedEngine.load_checkpoint"
-
-A promise is quoted by its place: a file of the library and a function or class in it, or an address of its
-documentation. A reader looks there himself, and no sentence of ours can misquote it.
+Where an entry of `issues.toml` says where the library promises what it does not do (`promise`), the promise is quoted
+by that place: a file of the library and a function or class in it, or an address of its documentation. A reader looks
+there himself, and no sentence of ours can misquote it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shardproof.protocol.system import System
 from shardproof.tables import Table, load_toml, text_of
@@ -80,17 +77,7 @@ class Form:
     prefix: str = ""
     template: str = ""
     stand_in: str = ""
-    promises: Mapping[str, str] = field(default_factory=dict)
-
-    def promise(self, line: str, kind: str) -> str:
-        """Where the library says what it should do; empty where the file has nothing of it.
-
-        Args:
-            line: the place of the defect. kind: of the operation that shows it.
-        """
-        longest = sorted(self.promises, key=len, reverse=True)
-        fitting = (name for text in (line, kind) for name in longest if text.startswith(name))
-        return self.promises.get(next(fitting, ""), "")
+    patches: str = ""
 
     def fill(self, parts: Mapping[str, str]) -> str:
         """The sections in Markdown. A section of which every part is empty is left out.
@@ -121,15 +108,14 @@ def form_of(system: System) -> Form:
     if not file.is_file():
         return Form()
     found = Table(load_toml(text_of(file, origin), origin), origin)
-    found.only(("schema", "template", "prefix", "stand_in", "section", "promises"))
+    found.only(("schema", "template", "prefix", "stand_in", "patches", "section"))
     sections = tuple(_section(entry) for entry in found.tables("section")) or PLAIN
     held = [part for section in sections for part in section.holds]
     if sorted({*held, *OPTIONAL}) != sorted({*PARTS}) or len(set(held)) != len(held):
         raise found.wrong("section", held, "each part once: " + ", ".join(PARTS), 'holds = ["steps", "observed"]')
-    promises = found.table("promises")
     return Form(
         sections, found.text("prefix"), found.text("template"), " ".join(found.text("stand_in").split()),
-        {kind: promises.text(kind) for kind in promises.content},
+        found.text("patches"),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shardproof.diagnosis.explanation import LIKE
 from shardproof.errors import UsageError
+from shardproof.export.body import what_works
 from shardproof.export.case import FailureCase
 from shardproof.export.description import FailureDescription, describe_unknown
 from shardproof.export.form import Form, form_of
@@ -19,7 +20,6 @@ from shardproof.export.newest import Newest, not_asked
 from shardproof.export.script import SCRIPT, Draft
 from shardproof.export.software import Software
 from shardproof.issues.known_issues import bound_of
-from shardproof.program import Op
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result
 from shardproof.wording.lines import difference_lines
@@ -70,7 +70,7 @@ def render_issue(
     parts = _parts(case.result, told, newest, with_cure) | {
         "steps": _text(*steps),
         "observed": _code(observed.strip(), "text"),
-        "expected": _promise(case, told, form, case.result.version),
+        "expected": _promise(case, draft, told, software),
         "versions": software.text(),
         "emulated": _emulated(draft, case.result, told, form),
     }
@@ -90,7 +90,7 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
     if result.error is not None:
         seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
     hidden = len(result.differences) - SEEN
-    parts = _parts(result, known, not_asked(result), "With this change it does not happen:") | {
+    parts = _parts(result, known, not_asked(result, known.releases), "With this change it does not happen:") | {
         "steps": _code(calls) if calls else "",
         "observed": _text(
             _code("\n".join(seen), "text") if seen else result.signature,
@@ -114,13 +114,14 @@ def _form(result: Result) -> Form:
 
 def _parts(result: Result, told: FailureDescription, newest: Newest, with_cure: str) -> dict[str, str]:
     """The parts that need no script."""
-    heading = told.heading(_form(result).prefix)
+    form = _form(result)
+    heading = told.heading(form.prefix)
     harm = "" if heading.endswith(told.harm.rstrip(".")) else told.harm
     return {
         "bug": _text(told.what or told.title, harm, _when(told), _doubt(told)),
         "regression": _regression(told),
         "newest": _text(newest.text, _since(told)),
-        "where": _text(*_cure(told, with_cure)),
+        "where": _text(*_cure(told, with_cure, form.patches)),
         "public": _public(told),
     }
 
@@ -131,7 +132,6 @@ def _text(*paragraphs: str) -> str:
 
 TAKES = {
     "default": "the defaults are enough",
-    "documented flag": "a documented flag is needed",
     "API only": "it takes calls that the library's own training script does not make",
 }
 """What it takes to meet a defect, by the word that its entry has for it; for other words there is nothing to say."""
@@ -155,7 +155,17 @@ def _doubt(told: FailureDescription) -> str:
 
 
 def _since(told: FailureDescription) -> str:
-    return f"First release that is known to have it: {told.finding.since}." if told.finding else ""
+    """The first release with the defect, and what the same run gave on each release or commit that was tried."""
+    if not told.finding:
+        return ""
+    tried = "; ".join(f"{name}: {OF_OURS.sub('', came)}" for name, came in told.releases.items())
+    return f"First release that is known to have it: {told.finding.since}." + (
+        f" The same run on the releases and commits that were tried: {tried}." if tried else ""
+    )
+
+
+OF_OURS = re.compile(r" \(`[^)]*\)")
+"""What names another entry of ours, and says nothing to a reader upstream."""
 
 
 def _regression(told: FailureDescription) -> str:
@@ -167,17 +177,27 @@ def _regression(told: FailureDescription) -> str:
 
 
 def _public(told: FailureDescription) -> str:
-    """The address of an upstream issue about the defect, or the day of the search that found none, and related ones."""
+    """The address of an upstream issue about the defect, or the day of the search that found none, and related ones
+    with what the entry says of them."""
     if told.finding is None or told.cause is None:
         return ""
     novelties = (told.finding.novelty, told.cause.novelty)
     searched = next((novelty.searched for novelty in novelties if novelty.searched), "")
-    related = next((novelty.related for novelty in novelties if novelty.related), ())
+    near = next((one for one in (told.finding, told.cause) if one.novelty.related), told.finding)
     found = f"Nothing of it was found in issues and pull requests on {searched}." if searched else ""
     return _text(
         f"Public already: {told.upstream}" if told.upstream else found,
-        f"Near it, and not the same: {', '.join(related)}" if related else "",
+        *(
+            f"Near it, and not the same: {address}. {_said_of(address, near.detail)}".rstrip()
+            for address in near.novelty.related
+        ),
     )
+
+
+def _said_of(address: str, detail: str) -> str:
+    """The sentences of an entry's detail that name an issue or pull request by its number."""
+    number = re.compile(rf"(?<![\d.]){address.rpartition('/')[2]}(?![\d`]|\.\d)")
+    return " ".join(sentence for sentence in re.split(r"(?<=\.) (?=[A-Z])", detail) if number.search(sentence))
 
 
 PROMISES = {
@@ -189,31 +209,33 @@ PROMISES = {
 """How the kind of an operation begins → what every user expects of it."""
 
 
-def _promise(case: FailureCase, told: FailureDescription, form: Form, version: str) -> str:
-    """What was to happen instead, and where the library says so."""
+def _promise(case: FailureCase, draft: Draft, told: FailureDescription, software: Software) -> str:
+    """What was to happen instead, and where the library says so, if the entry knows that."""
     kind = LIKE.get(case.focus.op.kind, case.focus.op.kind)
     expected = next(
         (text for name, text in PROMISES.items() if kind.startswith(name)), "The script says what it expects."
     )
     if case.focus.difference is None:
-        expected = f"The {_words(case.focus.op)} ends without an error."
+        works = what_works(case.focus.op.kind, draft.calls)
+        expected = f"{works[0].upper()}{works[1:]} without an error."
     own = told.finding.promise if told.finding else ""
-    place = own or form.promise(told.line, case.focus.op.kind) or form.promise("", kind)
-    return _text(expected, _place(place, version))
+    return _text(expected, _place(own, case.result.version, software.versions.get("torch", "")))
 
 
-def _place(place: str, version: str) -> str:
-    """A place where the library promises something: an address, or a file and a name in it."""
+def _place(place: str, version: str, torch: str) -> str:
+    """A place where a library promises something: an address, or a file and a name in it.
+
+    Args:
+        version: the release of the library under test. torch: that of torch, whose file it may be.
+    """
     if not place:
         return ""
     if place.startswith("https://"):
         return f"The library documents it in {place}"
     file, _, name = place.partition(", ")
+    if file.startswith("torch/"):
+        return f"torch documents it at `{name}` in `{file}` ({torch or version})."
     return f"The library documents it at `{name}` in `{file}` ({version})."
-
-
-def _words(op: Op) -> str:
-    return op.kind.replace("_", " ")
 
 
 COMPILED = re.compile(r"\.(cu|cuh|cpp|cc|h)\b")
@@ -250,14 +272,22 @@ def _releases(result: Result) -> Iterator[str]:
     yield from (f"{name}: {how}" for name, how in result.chosen.items())
 
 
-def _cure(told: FailureDescription, with_it: str) -> list[str]:
+def _cure(told: FailureDescription, with_it: str, directory: str) -> list[str]:
+    """The place of the defect, and the diff that repairs it.
+
+    Args:
+        directory: below which upstream keeps the files of the diff; empty for its root.
+    """
     if not told.line:
         return []
     text = [told.line + "."]
     if told.instead:
-        text.append(f"A change takes the failure away and is no proposal for a repair: it {told.instead}")
+        text.append(
+            f"We know a change after which the script passes. It is not a repair of the cause: it {told.instead}"
+        )
     elif told.patch:
         text += [with_it, _code(told.patch, "diff")]
+        text += [f"In the repository, `git apply --directory={directory}` takes it."] * bool(directory)
     return text
 
 
@@ -267,4 +297,5 @@ def _folded(name: str, text: str) -> str:
 
 
 def _code(text: str, language: str = "python") -> str:
-    return f"```{language}\n{text.rstrip()}\n```"
+    whole = text.removesuffix("\n")  # a diff may end in a blank line of its context, which is a line with one space
+    return f"```{language}\n{whole}\n```"

@@ -42,7 +42,7 @@ class Exported:
     so, or there is no cure. together: how it ended with all cures of the library, where it does not pass with its own
     alone, since another defect comes behind it. others: how it ended with all cures but its own, where it must still
     fail; None as for `cured`. repaired: how it ended on the release that repaired the defect; None where there is none,
-    or it cannot be installed."""
+    or it cannot be installed. lacks_cure: it was to be run with the cure, and there is none."""
 
     written: Written
     folder: Path
@@ -51,6 +51,7 @@ class Exported:
     together: ScriptOutcome | None
     others: ScriptOutcome | None
     repaired: ScriptOutcome | None
+    lacks_cure: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -64,6 +65,8 @@ class Exported:
             f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims, *self.written.draft.beside)
         ]
         lines.append(f"in a clean interpreter: {self.plain.ending}")
+        if self.lacks_cure:
+            lines.append("with the cure: it was not run, since this defect has none")
         if self.cured is not None:
             unless = "IT DOES NOT PASS" if self.wrong else "another defect comes behind it"
             how = "it passes" if self.cured.passes else unless
@@ -150,12 +153,16 @@ def export(
         of = f"{system.name} {result.version}"
         reason = f"the script shows another defect: with all cures of {of} but {made.description.cure} it passes"
         raise NoExportError.because(result, f"{reason}; it was kept as {_set_aside(folder)}")
-    found = Exported(made, folder, plain, own, together, others, _repaired(result, known, made, ranks))
+    found = Exported(
+        made, folder, plain, own, together, others, _repaired(result, known, made, ranks), cured and own is None
+    )
     passes = made.description.repaired if found.repaired is not None and found.repaired.passes else ""
     how = UNTRIED if own is None else BEHIND if together is not None and together.passes else ALONE
     places = (*paths, Path(ranks.site))
-    software = software_of(system, result, ranks.python, ranks.installed, places, made.script)
-    text = render_issue(made, plain.said, software, newest or not_asked(result), passes, how)
+    software = software_of(
+        system, result, ranks.python, ranks.installed, places, [made.script, *made.draft.shims.values()]
+    )
+    text = render_issue(made, plain.said, software, newest or not_asked(result, made.description.releases), passes, how)
     (folder / ISSUE).write_text(text, "utf-8")
     return found
 

@@ -6,12 +6,13 @@ It is the first question of a maintainer. It is answered only where the export w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
 from shardproof.errors import UsageError
+from shardproof.issues.known_issues import bound_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
 from shardproof.result import Result
@@ -31,14 +32,36 @@ class Newest:
     there: bool = True
 
 
-def not_asked(result: Result) -> Newest:
-    """Nothing was run but the release on which the failure was seen."""
+NOTHING: Mapping[str, str] = {}
+"""What an entry without `releases` has recorded."""
+
+
+def not_asked(result: Result, recorded: Mapping[str, str] = NOTHING) -> Newest:
+    """Nothing was run now but the release on which the failure was seen.
+
+    Args:
+        recorded: release or commit → what the entry of the failure says that came of its scenario there.
+    """
     is_newest = _declared(result) == result.version.partition("+")[0]
+    lacking = [
+        *(["a newer release"] if not is_newest and not any(_is_newer(name, result) for name in recorded) else []),
+        *(["the main branch"] if not any(name.startswith(BRANCHES) for name in recorded) else []),
+    ]
     seen = f"{_library(result)} {result.version}" + (", the newest release that is known here" if is_newest else "")
     return Newest(
         f"not asked: give a clone, `--clone {result.system}=DIR`",
-        f"Seen on {seen}. {'The' if is_newest else 'Neither a newer release nor the'} main branch was "
-        f"{'not ' if is_newest else ''}tried for this issue.",
+        f"Seen on {seen}." + (f" Not tried for this issue: {' and '.join(lacking)}." if lacking else ""),
+    )
+
+
+BRANCHES = ("main", "master")
+"""How an entry begins the name of a commit of upstream's branch."""
+
+
+def _is_newer(name: str, result: Result) -> bool:
+    bound = bound_of(name)
+    return name.startswith(BRANCHES) or (
+        bound is not None and bound.version > Version(result.version.partition("+")[0])
     )
 
 

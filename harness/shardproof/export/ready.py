@@ -55,7 +55,7 @@ def check(
         scenario: the regression of the entry. cloned: whether the caller has a clone of the library.
     """
     result = examined(scenario)
-    newest = on_newest(result, examined, cloned=True) if cloned else not_asked(result)
+    newest = on_newest(result, examined, cloned=True) if cloned else not_asked(result, finding.releases)
     try:
         exported = export(result, finding.id, folder, newest)
         script, sound = _ended(exported), not exported.wrong

@@ -64,19 +64,24 @@ class Software:
 
 
 def software_of(
-    system: System, result: Result, python: str, installed: Mapping[str, str], places: Sequence[Path], script: str
+    system: System,
+    result: Result,
+    python: str,
+    installed: Mapping[str, str],
+    places: Sequence[Path],
+    scripts: Iterable[str],
 ) -> Software:
-    """What a script of a result imports and its library requires.
+    """What a script of a result and the modules beside it import, and its library requires.
 
     Args:
         python: the interpreter's release. installed: normalised name → release of what the interpreter has. places:
-            folders with packages, in the order of the path.
+            folders with packages, in the order of the path. scripts: the texts of the script and of those modules.
     """
     there = dict(_metadata(places))
     releases = {**installed, **{name: str(found.version) for name, found in there.items()}}
     first = system.distributions[0] if system.distributions else system.name
     under = [name for other in system.stands_on for name in system_named(other).distributions]
-    wanted = [*system.distributions[1:], *under, *ALWAYS, *_of_modules(_imported(script), there)]
+    wanted = [*system.distributions[1:], *under, *ALWAYS, *_of_modules(set().union(*map(_imported, scripts)), there)]
     versions = {first: result.version}
     for name in wanted:
         if normalised(name) in releases and normalised(name) not in map(normalised, versions):

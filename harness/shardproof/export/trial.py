@@ -63,8 +63,11 @@ class ScriptOutcome:
 
     @property
     def ending(self) -> str:
-        """How it ended, for a reader: what it printed, else the last line of its errors."""
+        """How it ended, for a reader: what it printed last, on a failure what a rank that saw it did; else the last
+        line of its errors."""
         lines = [line for line in (self.said.strip() or self.errors.strip()).splitlines() if line.strip()]
+        if self.status == FAILED:
+            lines = [line for line in lines if "observed" in line] or lines
         return f"status {self.status}: {lines[-1][:300] if lines else 'it printed nothing'}"
 
 

@@ -22,9 +22,8 @@ this module reads (all of them optional):
     unscripted = ["164929: of their own load"]         # what `shardproof export` writes no script of, and why
     part = "the title of a [[part]] of the file"       # the part of the system's page to which it belongs
     detail = "what else is known of it"
-    title = "ZeRO-3 steps an unused parameter"         # of an issue, where no other sentence is short enough for one
-    promise = "deepspeed/__init__.py, initialize"      # where the library promises what it does not do; absent: as its
-                                                       # operation's in `issue_form.toml`
+    title = "ZeRO-3 steps an unused parameter"         # of an issue: which call fails, and when; `ready` asks for one
+    promise = "deepspeed/__init__.py, initialize"      # where the library promises what it does not do
 
 `about` at the head of the file opens the system's page, and each `[[part]]` (`title`, `text`) follows it.
 """
@@ -144,6 +143,8 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
             raise entry.wrong("severity", word, SEVERITIES, 'severity = ["silent"]')
     if len(entry.text("title")) > TITLE_CHARACTERS:
         raise entry.wrong("title", entry.text("title"), f"at most {TITLE_CHARACTERS} characters", 'title = "…"')
+    if entry.flag("ready", absent=False) and not entry.text("title"):
+        raise entry.wrong("title", "", "the title of the issue, since the entry is ready to be sent", 'title = "…"')
     texts = ("id", "what", "library_line", "since", "fixed", "cause", "part", "detail", "title", "promise")
     return Finding(
         system=system.name,

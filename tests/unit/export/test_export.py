@@ -180,7 +180,10 @@ def test_copies_of_a_parameter_are_compared_as_what_they_are(where: str, role: s
     script = written(
         mismatch(scenario, 4 if where == "live" else 2, "param", where, "replica_conflict", version="0.16.1"), None
     ).script
-    assert f"{role} of up.weight {'after the reload params' if where == 'live' else 'in the checkpoint'}" in script
+    assert (
+        f"{role} of up.weight {'after the refresh of the masters' if where == 'live' else 'in the checkpoint'}"
+        in script
+    )
 
 
 def test_what_is_made_of_a_tensor_on_the_host_stays_there() -> None:
@@ -234,6 +237,17 @@ def test_a_cure_may_uncover_another_defect(cured: int, together: int | None, wro
     all_of_them = None if together is None else outcome(together)
     found = Exported(made, Path("exports"), outcome(1), outcome(cured), all_of_them, None, None)
     assert (found.wrong, said in found.text()) == (wrong, True)
+
+
+def test_a_cure_that_is_asked_for_and_not_there_is_told() -> None:
+    made = written(crash(scenario_of(system_named("megatron-core"), "4423-odd"), 2, version="0.16.1"), None)
+    found = Exported(made, Path("exports"), outcome(1), None, None, None, None, lacks_cure=True)
+    assert "with the cure: it was not run, since this defect has none" in found.text()
+
+
+def test_a_failure_ends_in_what_the_rank_said_that_saw_it() -> None:
+    said = "rank 2: expected that it ends; observed KeyError: 0\nrank 0: expected that it ends; no error here"
+    assert ScriptOutcome(1, said, "").ending == "status 1: rank 2: expected that it ends; observed KeyError: 0"
 
 
 def test_a_script_that_passes_with_all_other_cures_shows_another_defect(

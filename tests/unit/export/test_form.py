@@ -6,6 +6,7 @@ upstream's template is still the same.
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from shardproof.errors import UsageError
 from shardproof.export.description import FailureDescription, describe_known_issues, describe_unknown
 from shardproof.export.form import OPTIONAL, PARTS, PLAIN, Form, FormSection, form_of
-from shardproof.export.issue import _emulated, _regression
+from shardproof.export.issue import _cure, _emulated, _place, _regression, _said_of, _since
 from shardproof.export.newest import not_asked, on_newest
 from shardproof.export.script import Draft
 from shardproof.export.software import Software, software_of
@@ -71,7 +72,6 @@ def test_the_form_of_a_system_holds_every_part_once(system: System) -> None:
     held = [part for section in form.sections for part in section.holds]
     assert sorted({*held, *OPTIONAL}) == sorted(PARTS)
     assert bool(form.template) == (form.sections is not PLAIN)
-    assert all(", " in place or place.startswith("https://") for place in form.promises.values())
     assert not system.emulated or form.stand_in.endswith(".")
 
 
@@ -97,11 +97,35 @@ def test_a_form_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
         form_of(system)
 
 
-def test_the_place_of_a_defect_says_more_of_a_promise_than_the_operation() -> None:
-    form = Form(promises={"load": "a.py, load", "load_model": "a.py, model", "lib/muon.py": "lib/muon.py, Muon"})
-    assert form.promise("lib/muon.py:3 (1.0), step", "load") == "lib/muon.py, Muon"
-    assert form.promise("lib/other.py:3", "load_model_only") == "a.py, model"
-    assert form.promise("lib/other.py:3", "step") == ""
+def test_a_place_of_a_promise_has_the_release_of_its_own_library() -> None:
+    assert _place("lib/muon.py, Muon", "1.2", "2.13.0") == "The library documents it at `Muon` in `lib/muon.py` (1.2)."
+    assert _place("torch/a.py, load", "1.2", "2.13.0") == "torch documents it at `load` in `torch/a.py` (2.13.0)."
+    assert _place("", "1.2", "2.13.0") == ""
+
+
+def test_git_can_read_the_diff_of_every_issue(tmp_path: Path) -> None:
+    told = [describe_known_issues(system, finding.id) for system, finding in FINDINGS]
+    patches = {one.cure: "\n\n".join(_cure(one, "It:", "a/b")) for one in told if one and one.patch and not one.instead}
+    assert len(patches) > 100
+    for cure, text in patches.items():
+        (tmp_path / cure).write_text(text.partition("```diff\n")[2].partition("\n```")[0] + "\n", "utf-8")
+    git = subprocess.run(["git", "apply", "--numstat", *patches], cwd=tmp_path, capture_output=True, text=True)
+    assert git.returncode == 0, git.stderr
+    assert all("git apply --directory=a/b" in text for text in patches.values())
+
+
+def test_what_is_near_a_defect_is_told_by_the_sentences_that_name_it() -> None:
+    detail = "Stage 2 differs (`x-12`). Pull request 12 guards it. Seen on 0.3.1 and 0.12."
+    assert _said_of("https://github.com/a/b/pull/12", detail) == "Pull request 12 guards it."
+
+
+def test_releases_that_an_entry_records_are_told_and_count_as_tried() -> None:
+    recorded = {"0.19.8": "crash (`5976`)", "main, d98e8a6": "fails"}
+    assert not_asked(FAILED, recorded).text == "Seen on deepspeed 0.19.0."
+    assert not_asked(FAILED, {"0.19.8": "crash"}).text.endswith("Not tried for this issue: the main branch.")
+    finding = FINDINGS[0][1]
+    told = FailureDescription("A title", finding=replace(finding, since="0.19.0", releases=recorded))
+    assert _since(told).endswith("that were tried: 0.19.8: crash; main, d98e8a6: fails.")
 
 
 def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
@@ -112,7 +136,7 @@ def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
         asked.append(scenario.version)
         return replace(FAILED, version=scenario.version)
 
-    assert not_asked(FAILED).text.endswith("Neither a newer release nor the main branch was tried for this issue.")
+    assert not_asked(FAILED).text.endswith("Not tried for this issue: a newer release and the main branch.")
     found = on_newest(FAILED, examined, cloned=False)
     assert asked == ["0.19.8"]
     assert found.text == (
@@ -135,7 +159,7 @@ def test_software_is_what_is_imported_required_absent_and_unsupported(tmp_path: 
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n{more}", "utf-8")
         (folder / "top_level.txt").write_text(f"{name}\n", "utf-8")
-    script = "import sys\nimport deepspeed\nfrom safetensors.torch import save_file\n"
+    script = ["import sys\nimport deepspeed\n", "from safetensors.torch import save_file\n"]
     outside = ("torch 2.13.0: upstream tested with 2.10",)
     result = replace(FAILED, outside_support=outside)
     found = software_of(system_named("deepspeed"), result, "3.11.7", {"torch": "2.13.0"}, [tmp_path], script)

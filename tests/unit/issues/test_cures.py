@@ -28,7 +28,7 @@ from shardproof.world import cure_import_hook
 MOST_LINES = 26
 """A cure adds and takes away no more lines than that."""
 
-NOT_REPAIRED = {"ragged-unit": "", "mixed-unit-scale": "no proposal for a repair: it takes the fused sum"}
+NOT_REPAIRED = {"ragged-unit": "", "mixed-unit-scale": "It is not a repair of the cause: it takes the fused sum"}
 """Entries of Megatron-FSDP → what the text of an issue says of a cure that is no repair."""
 
 TEXT = "".join(f"line {n}\n" for n in range(20))
@@ -240,6 +240,6 @@ def test_what_is_no_repair_is_said_in_a_sentence_that_goes_on_from_it(system: Sy
 def test_the_text_of_an_issue_proposes_repairs_alone(name: str, instead: str) -> None:
     told = describe_known_issues(system_named("megatron-fsdp"), f"megatron-fsdp-{name}")
     assert told is not None
-    text = "\n".join(_cure(told, "With this change it passes:"))
+    text = "\n".join(_cure(told, "With this change it passes:", ""))
     assert ("```diff" in text) == (not instead)
     assert instead in text

@@ -152,12 +152,15 @@ def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
     save = [f"model.save_checkpoint(CHECKPOINT, tag={saved})"]
     if universal:
         save += ["if dist.get_rank() == 0:", "    convert()", "dist.barrier()"]
+    traceback = case.result.error.traceback if case.result.error else ""
+    converting = {"works": "ds_to_universal converts the checkpoint"} if "ds_to_universal.py" in traceback else {}
     refused = {"except": "pickle.UnpicklingError"} if case.focus.error.endswith("UnpicklingError") else {}
     return refused | {
         "start": "\n".join(_start(case)),
         "build": "\n".join(_build(values)),
         "step": "\n".join(_step(case)),
         "save": "\n".join(save),
+        **converting,
         "load": f"model.load_checkpoint(CHECKPOINT, tag={tag})",
         "load_model_only": f"model.load_checkpoint(CHECKPOINT, tag={tag}, {alone})",
     }

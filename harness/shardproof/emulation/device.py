@@ -19,6 +19,7 @@ from importlib.util import find_spec
 import torch
 
 from shardproof.emulation import apex
+from shardproof.emulation.machine import Kind
 
 OptimizerClass = Callable[..., torch.optim.Optimizer]
 
@@ -26,15 +27,15 @@ TE_OPTIMIZERS, APEX_OPTIMIZERS = "transformer_engine.pytorch.optimizers", "apex.
 
 
 @contextmanager
-def on(device: str) -> Iterator[None]:
-    """Inside, the library finds its GPU: the real one on `cuda`, otherwise the emulated one, with checkpoint
-    managers forked."""
+def on(device: str, kind: Kind = Kind()) -> Iterator[None]:  # noqa: B008  (frozen)
+    """Inside, the library finds its GPU: the real one on `cuda`, otherwise an emulated one of this kind, with
+    checkpoint managers forked."""
     if device == "cuda":
         yield
         return
     from shardproof.emulation import cuda, spawn
 
-    with cuda.emulated(), spawn.forked():
+    with cuda.emulated(kind=kind), spawn.forked():
         yield
 
 

@@ -27,6 +27,7 @@ from shardproof.tables import SHIPPED
 from shardproof.trainer.described import Described, described
 
 HOME = "shardproof.trainer"
+EMULATED = ("CUDA device, whose pinned memory a forked process does not share",)
 RANK, JUDGE = "rank:Rank", "judge:serve"
 SUFFIX, ISSUES = ".shardproof", "issues.toml"
 """Of the folder beside a trainer's file that has its data, and the file of known defects in it."""
@@ -144,7 +145,7 @@ def register_described(trainer: Described) -> TrainerSystem:
         rank=RANK,
         judge_entry=JUDGE,
         warm_up="rank.warm:warm_up",
-        emulated=("CUDA device",) if trainer.emulates else (),
+        emulated=EMULATED if trainer.emulates else (),
         export_entry="export:draft",
         trainer=trainer,
     )

@@ -65,7 +65,7 @@ def test_a_mistake_is_told(plain: dict[str, dict[str, Any]], what: str, verdict:
 def test_a_stack_that_calls_cuda_runs_on_an_emulated_gpu_and_the_result_says_so(tmp_path: Path) -> None:
     (result,) = ran(tmp_path, "asks_for_cuda").values()
     assert (result["verdict"], failed(result)) == ("pass", {})
-    assert result["emulated"] == ["CUDA device"]
+    assert result["emulated"] == ["CUDA device, whose pinned memory a forked process does not share"]
 
 
 def test_state_that_cannot_be_read_is_listed(plain: dict[str, dict[str, Any]]) -> None:

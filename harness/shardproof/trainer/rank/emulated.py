@@ -19,6 +19,9 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.rank.loading import class_of
 from shardproof.trainer.system import declared_package
 
+CAPABILITY = (9, 0)
+"""Of the emulated GPU: libraries try fp8 from 8.9 on."""
+
 
 def _prepare(trainer: Described) -> None:
     """Import the package of a system as the system does it, where it cannot be imported by itself without a GPU."""
@@ -35,8 +38,9 @@ def device_for(trainer: Described, device: str) -> Iterator[None]:
         yield
         return
     from shardproof.emulation.device import on
+    from shardproof.emulation.machine import Kind
 
-    with on(device):
+    with on(device, Kind(CAPABILITY)):
         yield
 
 

@@ -297,7 +297,7 @@ class Judging:
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
 
     def _trains(self) -> None:
-        """A run whose steps change nothing says nothing, and every other arm would pass."""
+        """Look for a run whose steps move no parameter: every other arm would pass on it."""
         moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
         if WHOLE in self.failures or len(moments) < 2:
             return

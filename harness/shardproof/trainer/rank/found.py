@@ -68,7 +68,7 @@ pipeline parallelism, names keep the path of a rank's only module, or two ranks'
 
 
 def alone(kind: str, paths: tuple[str, ...]) -> bool:
-    """What holds of a rank without others."""
+    """The answer of a rank that has no other ranks beside it: its objects are the objects of all."""
     return True
 
 

@@ -2,7 +2,7 @@
 
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
-    trains        the parameters after the first operation, and the last some differ, or no arm could see a wrong update
+    trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes

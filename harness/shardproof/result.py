@@ -57,6 +57,10 @@ class Reproduced:
     attempts: int
 
 
+ALIKE = "alike"
+"""How the name of an arm begins that holds two ways to compute the same side by side, such as `alike foreach`."""
+
+
 @dataclass(frozen=True)
 class ArmResult:
     """The verdict of one arm of a trainer's cell (`shardproof.trainer`).

@@ -80,7 +80,7 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
         courses=next((outcome.courses for outcome in trial.outcomes if not outcome.ok), ()),
         reason=distrust or misfit or _without_effect(trial),
         normalisations=differences_from_json(trial.judgement["normalisations"]),
-        emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
+        emulated=(*_emulated(scenario, info), *trial.judgement.get("emulated", ())),
         not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
         device="; ".join(trial.judgement.get("device", ())) or scenario.device,
         phases_s=trial.phases_s,
@@ -105,8 +105,13 @@ def _of_arms(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str,
         differences=differences, error=failure, reason=judged["distrust"] or unknown or _without_effect(trial),
         arms=arms, state=tuple(judged["notes"]), courses=courses, device=scenario.device, phases_s=trial.phases_s,
         sessions={own[0].arm: tuple(op.kind for op in own) for own in ops},
-        emulated=info.emulated if scenario.device == "cpu" else (), **ran,
+        emulated=_emulated(scenario, info), **ran,
     )  # fmt: skip
+
+
+def _emulated(scenario: Scenario, info: System) -> tuple[str, ...]:
+    """What of a system is not the real thing on the scenario's device."""
+    return info.emulated if scenario.device == "cpu" else ()
 
 
 def failures_of(scenario: Scenario, outcomes: Sequence[JobOutcome]) -> dict[str, Failure]:

@@ -32,13 +32,14 @@ from functools import lru_cache
 from shardproof.errors import UsageError
 from shardproof.program import ARMS, FIT, NO_CHECKPOINT, Op
 from shardproof.protocol.registry import system_named
+from shardproof.result import ALIKE as ALIKE
 from shardproof.scenario import Mesh, Scenario
 from shardproof.trainer.base import world_of
 from shardproof.trainer.cells import mesh_of, values_of
 from shardproof.trainer.described import Described
 
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
-OTHER, ALTERED, ALIKE = "other mesh", "altered", "alike"
+OTHER, ALTERED = "other mesh", "altered"
 SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED, ALIKE)
 """Names of sessions, the last three with a mesh or an axis behind them."""
 

@@ -204,7 +204,9 @@ class Judging:
         left = logical(expected)
         self.looked_at += len(left)
         found = diff(left, logical(observed), (), (LAZY_STATE,))
-        self.between = Between(expected, observed, self._by_op.get(op - 1, {}), self._world_of(op))
+        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        before = self._by_op.get(op - 1, {}) if op > session.ops[0].index else {}
+        self.between = Between(expected, observed, before, session.ops[0].mesh.world)
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
@@ -219,10 +221,6 @@ class Judging:
         said = " ".join(filter(None, (sentence, made))) if found else ""
         self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
-
-    def _world_of(self, op: int) -> int:
-        """How many ranks the session of an operation has."""
-        return next((each.mesh.world for session in self.sessions for each in session.ops if each.index == op), 1)
 
     def not_compared(self, name: str, why: str) -> None:
         """An arm that nothing can be said of: never a pass."""

@@ -20,6 +20,7 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE
 from shardproof.trainer.files_hold import Written
 from shardproof.verdict import Verdict
+from shardproof.wording.error_place import frames_of
 
 PROBED = "gradients are exact: every model comes from Trainer.probe"
 INEXACT = (
@@ -80,14 +81,17 @@ def of_failure(name: str, error: Failure, trainer: Described) -> ArmResult:
 def _raised_by(error: Failure, trainer: Described) -> str:
     """The innermost place of a library below the trainer's own in a traceback: torch calls what really raised, through
     a hook or an autograd function, so that its own frames are the last resort."""
-    frames = re.findall(r'File "([^"]+)", line (\d+),? in (\S+)', error.traceback)
-    own = [number for number, (file, _, _) in enumerate(frames) if file == str(trainer.file)]
-    if error.type == "deadline" or not own:
-        return ""
-    below = [f for f in frames[own[-1] + 1 :] if not (_STANDARD.search(f[0]) or f[0].startswith(_OURS))]
-    for file, line, function in reversed([f for f in below if "/torch/" not in f[0]] or below):
-        return f", raised by {function} ({'/'.join(file.split('/')[-2:])}, line {line})"
-    return ""
+    frames = list(frames_of(error))
+    own = [number for number, (path, _) in enumerate(frames) if path == str(trainer.file)]
+    below = frames[own[-1] + 1 :] if own else []
+    below = [frame for frame in below if not (_STANDARD.search(frame[0]) or frame[0].startswith(_OURS))]
+    chosen = ([frame for frame in below if "/torch/" not in frame[0]] or below)[-1:]
+    return "".join(f", raised by {place.function} ({_end_of(path)}, line {place.line})" for path, place in chosen)
+
+
+def _end_of(path: str) -> str:
+    """The last two parts of a path, such as `core/buffer.py`."""
+    return "/".join(path.split("/")[-2:])
 
 
 _OURS = f"{Path(__file__).parents[1]}/"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shardproof.observe.record import LIVE
 from shardproof.program import TAKES, WRITES
-from shardproof.result import Result
+from shardproof.result import ALIKE, Result
 from shardproof.verdict import Verdict
 
 MECHANISMS = {
@@ -131,9 +131,6 @@ HANGS = "All ranks wait for each other until somebody, or a timeout, ends the jo
 WANDERS = "What training gives depends on timing, and no run can be compared with another."
 
 
-OF_WAYS = "alike "
-"""How the names of a trainer's arms begin that hold two ways to compute the same side by side."""
-
 WAYS_DIFFER = "Two ways that are to train the same model train different ones, and one of them at least is wrong."
 
 
@@ -153,7 +150,7 @@ def _changed(result: Result) -> str:
     first = min((d.key.op for d in result.differences), default=None)
     if first is None:
         return ""
-    if result.arms and all(arm.name.startswith(OF_WAYS) for arm in result.arms if Verdict(arm.verdict).is_failure):
+    if result.arms and all(arm.name.startswith(f"{ALIKE} ") for arm in result.arms if Verdict(arm.verdict).is_failure):
         return WAYS_DIFFER
     kind = result.kind_of(first)
     live = any(d.key.where == LIVE for d in result.differences if d.key.op == first)

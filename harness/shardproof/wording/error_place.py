@@ -6,10 +6,12 @@ An assertion without a message says nothing but its place; so the place is what 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardproof.result import Failure
 
+_SITE = "site-packages/"
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n(?P<code>[^\n]*))?', re.MULTILINE
 )
@@ -39,15 +41,19 @@ class Place:
 def place_of(error: Failure) -> Place | None:
     """The innermost frame of an error, in an installed library where one of the frames lies there; None for a deadline,
     which nothing raised, and for a traceback without frames."""
-    if error.type == "deadline":
-        return None
-    frames = list(_FRAME.finditer(error.traceback))
-    installed = [frame for frame in frames if "site-packages/" in frame["file"]]
-    chosen = (installed or frames)[-1:]
-    return next((_place(frame) for frame in chosen), None)
+    frames = list(frames_of(error))
+    installed = [place for path, place in frames if _SITE in path]
+    return next(iter((installed or [place for _, place in frames])[-1:]), None)
+
+
+def frames_of(error: Failure) -> Iterator[tuple[str, Place]]:
+    """The whole path and the place of each frame of an error, the innermost last; none for a deadline."""
+    if error.type != "deadline":
+        for frame in _FRAME.finditer(error.traceback):
+            yield frame["file"], _place(frame)
 
 
 def _place(frame: re.Match[str]) -> Place:
-    file = frame["file"].rpartition("site-packages/")[2]
+    file = frame["file"].rpartition(_SITE)[2]
     code = (frame["code"] or "").strip()
     return Place(file, int(frame["line"]), frame["function"].strip(), "" if code.startswith('File "') else code)

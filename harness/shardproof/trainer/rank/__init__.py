@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -59,9 +59,7 @@ class Rank:
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
         cell = self._enter(op)
-        with self._device():
-            self.trainer.build(cell)
-            self.state = self.trainer.state()
+        self._call(lambda: self.trainer.build(cell))
 
     def step(self, op: Op) -> None:
         """One update; of a trainer with `fit`, nothing, since it has been done."""
@@ -69,21 +67,17 @@ class Rank:
             return
         for probe in self.probes:
             probe.start_step()
-        with self._device():
-            self.trainer.step(op.iteration)
-            self.state = self.trainer.state()
+        self._call(lambda: self.trainer.step(op.iteration))
 
     def save(self, op: Op) -> None:
         """Write a checkpoint into an empty folder."""
-        with self._device():
-            self.trainer.save(self._folder(op.checkpoint))
-            self.state = self.trainer.state()
+        folder = self._folder(op.checkpoint)
+        self._call(lambda: self.trainer.save(folder))
 
     def load(self, op: Op) -> None:
         """Read a checkpoint."""
-        with self._device():
-            self.trainer.load(self.context.directory / f"checkpoint{op.checkpoint}")
-            self.state = self.trainer.state()
+        folder = self.context.directory / f"checkpoint{op.checkpoint}"
+        self._call(lambda: self.trainer.load(folder))
 
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
@@ -118,6 +112,12 @@ class Rank:
             ranks = range(dist.get_world_size())
             self.same[kind] = len({store.get(f"shardproof/{rank}/{kind}") for rank in ranks}) == 1
         return self.same.get(kind, True)
+
+    def _call(self, method: Callable[[], object]) -> None:
+        """Call a method of the trainer's, and ask for its state, on the device that it finds."""
+        with self._device():
+            method()
+            self.state = self.trainer.state()
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)

@@ -1,7 +1,7 @@
 """The emulated GPU of a trainer that asks for one, `emulates = "cuda"`, on ranks that have none.
 
-The trainer's file is imported, and its methods run, while `torch.cuda` answers and tensors go to a device that is the
-CPU's memory. What looks at the state is outside of it. Results say that the device is emulated.
+The trainer's file is imported, its methods run, and its state is looked at, while `torch.cuda` answers and tensors go
+to a device that is the CPU's memory. Results say that the device is emulated.
 
 *Does not exercise* CUDA's streams, kernels and NCCL.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """What the system says of a path that leads nowhere, whatever is asked of it."""
+
+READER_GONE = 128 + signal.SIGPIPE
+"""The status of a command whose output nobody reads to its end; what a shell calls any other command's."""
 
 
 def entry(words: Sequence[str]) -> int:
@@ -73,7 +77,10 @@ def entry(words: Sequence[str]) -> int:
 
 
 def unwritten(error: OSError) -> int:
-    """The status where something could not be written, which is told; results that were stored are kept."""
+    """The status where something could not be written, which is told unless the reader of a pipe has had enough, as
+    `head` does; results that were stored are kept."""
+    if error.errno == errno.EPIPE:
+        return READER_GONE
     said = f"cannot write {error.filename or 'what there is to say'}: {error.strerror}"
     print(f"shardproof: the harness failed: {printable(said)}", file=sys.stderr)
     return ExitStatus.HARNESS

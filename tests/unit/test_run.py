@@ -135,6 +135,10 @@ def test_a_run_that_fails(shardproof: Callable[..., int], capfd: pytest.CaptureF
     (again,) = document("again.json")["results"]
     assert again["differences"] == result["differences"]
     assert shardproof("report", "reports/bug") == ExitStatus.OK
+    Path("reports/bug").rename("moved")
+    capfd.readouterr()
+    assert shardproof("report", "moved") == ExitStatus.OK
+    assert f"shardproof replay {result['id']} --out moved\n" in capfd.readouterr().out, "where the run lies now"
 
 
 def test_a_crash_names_its_error(shardproof: Callable[..., int]) -> None:

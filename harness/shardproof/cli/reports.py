@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -37,7 +38,7 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
         latest = store.latest_run()
         if latest is None:
             raise UsageError.of("RUN", str(folder), "a database with a run", "shardproof report reports/nightly")
-        found = Report.from_store(store, latest, arguments.shipped_issues())
+        found = replace(Report.from_store(store, latest, arguments.shipped_issues()), folder=str(folder))
     page = write_reports(found, folder, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return ExitStatus.OK

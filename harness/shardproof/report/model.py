@@ -98,7 +98,8 @@ class Report:
 
     missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
     issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed. history: what came and
-    went in the runs of the folder. checks: of cures that do not apply to a head.
+    went in the runs of the folder. checks: of cures that do not apply to a head. folder: where the run lies now, if that
+    may be elsewhere than where its command put it.
     """
 
     run: Run
@@ -108,6 +109,7 @@ class Report:
     issues: KnownIssues = field(default_factory=KnownIssues)
     history: History = field(default_factory=History)
     checks: tuple[CureCheck, ...] = ()
+    folder: str = ""
 
     @classmethod
     def from_store(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
@@ -163,7 +165,7 @@ class Report:
     def place(self) -> str:
         """What a command about a result of this run has after its id: nothing, or ` --out DIR` where the run's folder
         is none of those below `reports/`, which are looked through without it."""
-        return place_of(self.run.command)
+        return in_folder(self.folder) if self.folder else place_of(self.run.command)
 
     @cached_property
     def again(self) -> str:

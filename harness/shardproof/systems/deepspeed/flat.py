@@ -61,6 +61,14 @@ def pieces(scenario: Scenario, mesh: Mesh, rank: int) -> tuple[Piece, ...]:
     return _own_parts(scenario, mesh, rank) if scenario.sharding == "fully_shard" else _shares(scenario, mesh, rank)
 
 
+def whole(scenario: Scenario) -> tuple[Piece, ...]:
+    """What a rank has of every trainable parameter where the engine took an optimizer that shards nothing."""
+    ordered = [(named, index) for index, group in enumerate(groups(scenario)) for named in group]
+    return tuple(
+        Piece(named, tensor, index, 0, 0, named.spec.numel) for tensor, (named, index) in enumerate(ordered)
+    )
+
+
 def _shares(scenario: Scenario, mesh: Mesh, rank: int) -> tuple[Piece, ...]:
     """Stages 1 and 2."""
     found: list[Piece] = []

@@ -57,7 +57,7 @@ from shardproof.systems.deepspeed.accepts import (
     caller_accumulates,
 )
 from shardproof.systems.deepspeed.contract import NO_SCHEDULE, OWN_SCHEDULES, WINDOW, hysteresis
-from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
+from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces, whole
 from shardproof.systems.deepspeed.schedule import asked_schedule
 from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION
@@ -73,6 +73,10 @@ FP16 = "the accelerator's answer that this CPU has fp16"
 FLAT_TENSORS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
 """What the optimizer wrappers call the list of flat tensors that are stepped: that of stages 1 and 2, that of stage 3,
 and the one that the engine takes for stage 1 in bf16 with gradients in fp32 (BF16_Optimizer)."""
+
+UNSHARDED = "fp32_groups"
+"""What FP16_UnfusedOptimizer calls its param groups of whole masters. It shards nothing, and no stage of ZeRO should get
+it; from 0.17.6 to 0.18.4 stage 1 in bf16 with gradients in fp32 does."""
 
 
 @cache
@@ -165,6 +169,8 @@ class Rank(TorchRank):
         self.engine, _, _, scheduler = library().initialize(
             model=root, optimizer=optimizer, config=own, lr_scheduler=self._scheduler(), dist_init_required=False
         )
+        if not self._sharding_tensors():
+            self.pieces = whole(self.scenario)
         self.state = TrainState(root, optimizer, scheduler)
 
     def step(self, op: Op) -> None:
@@ -331,18 +337,22 @@ class Rank(TorchRank):
                 yield self._part(op, "grad", piece, gradient)
 
     def _flat_tensors(self) -> list[nn.Parameter]:
-        """The flat tensors that the optimizer steps on this rank.
+        """The tensors that the optimizer steps on this rank, flat or whole.
 
         Raises:
-            RuntimeError: the engine took a wrapper that nothing here reads. For example, 0.17 takes one that shards no
-                state for SGD in bf16 with gradients accumulated in fp32.
+            RuntimeError: the engine took a wrapper that nothing here reads.
         """
         wrapper = self.engine.optimizer
-        names = [name for name in FLAT_TENSORS if hasattr(wrapper, name)]
-        if not names:
+        if name := self._sharding_tensors():
+            flats: list[nn.Parameter] = getattr(wrapper, name)
+            return flats
+        if not hasattr(wrapper, UNSHARDED):
             raise RuntimeError(f"nothing of ours reads the state of DeepSpeed's {type(wrapper).__name__}")
-        flats: list[nn.Parameter] = getattr(wrapper, names[0])
-        return flats
+        return [tensor for group in getattr(wrapper, UNSHARDED) for tensor in group]
+
+    def _sharding_tensors(self) -> str:
+        """The attribute of the engine's optimizer with this rank's flat tensors; empty where it shards nothing."""
+        return next((name for name in FLAT_TENSORS if hasattr(self.engine.optimizer, name)), "")
 
     def _has_master(self, piece: Piece) -> bool:
         return self.probe.parameters[piece.named.fqn].stages.master is not None

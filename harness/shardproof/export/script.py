@@ -105,7 +105,7 @@ def _environment(*homes: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(literal=literal, block=_block, table=_table)
+    environment.filters.update(literal=literal, block=_block, packed=_packed, table=_table)
     return environment
 
 
@@ -148,6 +148,22 @@ def _table(table: Mapping[str, object]) -> str:
     if len(short) < WIDTH - 12:
         return short
     return "{\n" + "".join(f"    {literal(key)}: {literal(value)},\n" for key, value in table.items()) + "}"
+
+
+def _packed(table: Mapping[str, object]) -> str:
+    """A dict as Python source in few lines: as the rule that its keys follow, or with several entries in a line."""
+    kinds = {literal(value) for value in table.values()}
+    first = next(iter(table), "").rpartition(".")[0]
+    if len(kinds) == 1 and len(table) > 2 and list(table) == [f"{first}.{number}" for number in range(len(table))]:
+        return f'{{f"{first}.{{n}}": {kinds.pop()} for n in range({len(table)})}}'
+    if len(literal(table)) < WIDTH - 12:
+        return literal(table)
+    lines = [""]
+    for entry in (f"{literal(key)}: {literal(value)}," for key, value in table.items()):
+        if lines[-1] and len(lines[-1]) + len(entry) > WIDTH - 5:
+            lines.append("")
+        lines[-1] += f" {entry}" if lines[-1] else entry
+    return "\n".join(["{", *(f"    {line}" for line in lines), "}"])
 
 
 def _block(lines: Iterable[str]) -> str:

@@ -96,14 +96,15 @@ def _values(case: FailureCase, store: Store, form: _Form) -> dict[str, Any]:
 
 def _model_class(case: FailureCase, store: Store, model: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
     """Of the model's class: its shapes, and whether a table of blocks says all of it."""
-    one_class = not (store.fsdp or nested or "overlap_param_gather" in case.scenario.options)
+    nets = _delta_nets(case, _cut(case, store))
+    one_class = not (store.fsdp or nets or "overlap_param_gather" in case.scenario.options)
     return {
         "shapes": _fused(case, model, _cut(case, store)),
         "stepping": case.does("step", "overflow"),
         "nested": nested,
         "by_block": one_class and _whole_islands(model),
         "expert_blocks": _expert_blocks(case),
-        "delta_nets": _delta_nets(case, _cut(case, store)),
+        "delta_nets": nets,
         "cuts": {name: dim for name, dim in model["tp"].items() if _cut(case, store) > 1},
         "fp32_blocks": list(dict.fromkeys(name.rpartition(".")[0] for name in model["islands"])),
     }

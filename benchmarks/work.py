@@ -27,6 +27,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,19 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "ATEN_CPU_CAPABILITY": "default", "OMP_NUM
 def plan_nightly() -> int:
     """Calls of `shardproof plan nightly`, its imports included."""
     return calls(lambda: command("plan", "nightly"))
+
+
+def plan_nightly_again() -> int:
+    """The same once more, where what the walks came to is kept."""
+    command("plan", "nightly")
+    _forget()
+    return calls(lambda: command("plan", "nightly"))
+
+
+def _forget() -> None:
+    """Drop the modules of ours, so that a second command imports and reads as much as it would in a new process."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shardproof"]:
+        del sys.modules[name]
 
 
 def planned_nightly() -> int:
@@ -112,6 +126,7 @@ def _imported(*words: str) -> set[str]:
 MEASURES: Mapping[str, Mapping[str, Callable[[], int]]] = {
     "calls": {
         "plan nightly": plan_nightly,
+        "plan nightly again": plan_nightly_again,
         "a scenario of the reference": reference_scenario,
         "judging a scenario of FSDP2": judged_scenario,
     },
@@ -186,16 +201,17 @@ class Count:
 
 
 def count(kind: str, name: str) -> Count:
-    """Count one thing in a fresh process.
+    """Count one thing in a fresh process, which finds nothing kept.
 
     Raises:
         RuntimeError: it failed there, with what it said.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "SHARDPROOF_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.work", kind, name], cwd=ROOT, env={**environment, **ENVIRONMENT},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.work", kind, name], cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**environment, **ENVIRONMENT, "SHARDPROOF_CACHE": empty},
+        )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"counting {kind} of {name} failed: {done.stderr[-2000:]}")
     most = ceiling(kind, name)

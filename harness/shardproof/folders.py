@@ -26,6 +26,7 @@ REPORTS = Path("reports")
 LATEST = "latest"
 LOCK = ".lock"
 MOST_CHARACTERS = 80
+CACHE_VARIABLE = "SHARDPROOF_CACHE"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -52,6 +53,11 @@ def folder_of(names: Sequence[str], systems: Sequence[str], shard: str | None, o
 def _is_elsewhere(name: str) -> bool:
     """Whether a name is that of a file which is not in the current folder: two such may have one name."""
     return name.endswith(".toml") and os.path.dirname(name) not in ("", ".")
+
+
+def cache_root() -> Path:
+    """Where installed releases and walks are kept: SHARDPROOF_CACHE, or ~/.cache/shardproof."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "shardproof")
 
 
 def point_latest(folder: Path) -> None:

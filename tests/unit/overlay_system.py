@@ -21,7 +21,7 @@ from shardproof.protocol.registry import register
 from shardproof.protocol.system import RankContext, System
 from shardproof.scenario import Scenario
 from shardproof.versions import before
-from shardproof.world.overlay import CACHE_VARIABLE
+from shardproof.folders import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     import pytest

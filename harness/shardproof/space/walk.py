@@ -21,12 +21,14 @@ from shardproof.errors import UsageError
 from shardproof.program import LOAD_AXES, changes
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Mesh, Scenario, parse_axis
+from shardproof.space import kept
 from shardproof.space.constraints import Table, constraints_of, constraints_of_load, tabulate
 from shardproof.space.cost import cost_model
 from shardproof.space.coverage import Counter, Coverage
 from shardproof.space.covering import Cover, Rows
 from shardproof.space.feasible import Axes, Bools, Factor, Feasible, factor
 from shardproof.space.files import Walk
+from shardproof.space.kept import Found
 from shardproof.versions import CURED
 
 ENUMERATION_LIMIT = 200_000
@@ -65,21 +67,16 @@ def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
         walk = replace(walk, axes={"program": (Scenario().program,)})
     problem = _Problem(walk)
     if sample is not None:
-        supported, refused = problem.sample(sample, seed), problem.nothing
-    else:
-        every = walk.strength >= len(walk.axes)
-        supported = problem.enumerated() if every else problem.covering(seed)
-        refused = problem.refused_rows(seed)
-    scenarios = problem.scenarios(supported)
-    return Walked(
-        walk,
-        scenarios,
-        problem.scenarios(refused),
-        problem.exclusions,
-        problem.cells,
-        problem.supported.count(),
-        tuple(problem.coverages(scenarios)),
-    )
+        return problem.walked(problem.sample(sample, seed), problem.nothing)
+    digest = problem.digest(seed)
+    found = kept.read(digest, problem.sizes)
+    if found:
+        return problem.recalled(found)
+    every = walk.strength >= len(walk.axes)
+    supported, refused = problem.enumerated() if every else problem.covering(seed), problem.refused_rows(seed)
+    walked = problem.walked(supported, refused)
+    kept.write(digest, Found(supported, refused, walked.cells, walked.valid, walked.coverages))
+    return walked
 
 
 def plain_sample(walked: Walked) -> Walked:
@@ -137,10 +134,36 @@ class _Problem:
             constraints, limits = (*constraints, *constraints_of_load(walk.system)), (*limits, *accepts.load_limits)
         self.exclusions = tuple(self._tables([*((c.id, c.reason, c.excludes) for c in constraints), *left_out]))
         refusals = self._tables((limit.id, limit.reason, limit.refuses) for limit in limits)
-        valid = [self._factor(table) for table in self.exclusions]
-        self.valid = Feasible(self.sizes, valid)
-        self.supported = Feasible(self.sizes, [*valid, *map(self._factor, refusals)])
+        self._excluding = [self._factor(table) for table in self.exclusions]
+        self._refusing = [self._factor(table) for table in refusals]
         self.nothing = np.empty((0, len(self.sizes)), np.int64)
+
+    @cached_property
+    def valid(self) -> Feasible:
+        """What the space does not exclude."""
+        return Feasible(self.sizes, self._excluding)
+
+    @cached_property
+    def supported(self) -> Feasible:
+        """What of it the system does not refuse."""
+        return Feasible(self.sizes, [*self._excluding, *self._refusing])
+
+    def digest(self, seed: int) -> str:
+        """The name under which it is kept what the walk comes to: of all that the methods below read."""
+        costs = [(axis, cost.tolist()) for axis, cost in self._cost().items()]
+        asked = (seed, self.names, self.sizes, self.exhaustive, self.walk.strength, self.walk.three_way, costs)
+        return kept.digest_of((*asked, len(self._excluding)), [*self._excluding, *self._refusing])
+
+    def walked(self, supported: Rows, refused: Rows) -> Walked:
+        """What the walk came to, by the rows to run and those that the system will refuse."""
+        scenarios = self.scenarios(supported)
+        counts = (self.exclusions, self.cells, self.supported.count(), tuple(self.coverages(scenarios)))
+        return Walked(self.walk, scenarios, self.scenarios(refused), *counts)
+
+    def recalled(self, found: Found) -> Walked:
+        """What the walk came to when it was last followed."""
+        scenarios, refused = self.scenarios(found.supported), self.scenarios(found.refused)
+        return Walked(self.walk, scenarios, refused, self.exclusions, found.cells, found.valid, found.coverages)
 
     @cached_property
     def exhaustive(self) -> Axes:

@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock, Timeout
 
 from shardproof.errors import HarnessError, UsageError
+from shardproof.folders import CACHE_VARIABLE, cache_root
 from shardproof.protocol.features import Feature, found_in, with_features
 from shardproof.protocol.releases import Package
 from shardproof.versions import TREE_VERSION
@@ -35,7 +36,6 @@ from shardproof.world.process import cpu_s
 from shardproof.world.server import DETERMINISM
 from shardproof.world.trees import linked_parts, text_in, version_of, write_out
 
-CACHE_VARIABLE = "SHARDPROOF_CACHE"
 LOCK_S = 900.0
 INSTALL_S = 900.0
 IMPORT_S = 120.0  # of processor time
@@ -102,8 +102,8 @@ class Overlay:
 
 
 def cache_folder() -> Path:
-    """Where overlays are kept: below SHARDPROOF_CACHE, or below ~/.cache/shardproof."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "shardproof") / "overlays"
+    """Where overlays are kept."""
+    return cache_root() / "overlays"
 
 
 def clone_variable(name: str) -> str:

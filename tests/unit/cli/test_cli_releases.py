@@ -14,7 +14,8 @@ from shardproof.cli.main import entry
 from shardproof.protocol.releases import package
 from shardproof.verdict import ExitStatus
 from shardproof.world.interpreter import interpreter
-from shardproof.world.overlay import CACHE_VARIABLE, build
+from shardproof.folders import CACHE_VARIABLE
+from shardproof.world.overlay import build
 
 from tests.unit.overlay_system import FAKE, isolate, write_library
 

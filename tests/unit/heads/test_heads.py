@@ -24,7 +24,8 @@ from shardproof.protocol.releases import package_of
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict
-from shardproof.world.overlay import CACHE_VARIABLE, clone_variable
+from shardproof.folders import CACHE_VARIABLE
+from shardproof.world.overlay import clone_variable
 
 from tests import report_samples as samples
 from tests.unit.heads_system import HEADS_SYSTEM, REPAIRED, TRAIN, commit, write_tree

@@ -11,7 +11,8 @@ from shardproof.space.plan import Plan
 from shardproof.space.plan_text import render_plan
 from shardproof.space.preparation import LIST_S, START_S, Preparation, needs, preparation
 from shardproof.world.interpreter import interpreter
-from shardproof.world.overlay import CACHE_VARIABLE, TOOK, cache_folder, is_installed, key_of, wanted
+from shardproof.folders import CACHE_VARIABLE
+from shardproof.world.overlay import TOOK, cache_folder, is_installed, key_of, wanted
 
 NEWEST = package("deepspeed").newest.version
 PLAIN = Scenario(system="deepspeed")

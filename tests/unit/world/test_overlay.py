@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from shardproof.errors import UsageError
+from shardproof.folders import CACHE_VARIABLE
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.releases import Package, Release, package, parse
 from shardproof.scenario import Scenario
@@ -134,7 +135,7 @@ def test_what_a_killed_process_left_is_cleared(fake: Package, cache: Path) -> No
 
 
 def test_two_at_once_install_once(fake: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     calls: list[str] = []
     real = overlay.said
 
@@ -154,7 +155,7 @@ def test_two_at_once_install_once(fake: Package, cache: Path, monkeypatch: pytes
 
 def test_a_cache_that_cannot_be_written_is_said(fake: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(OverlayError, match=r"cannot be written.*SHARDPROOF_CACHE"):
         build(fake, "1.0", interpreter())
 

@@ -64,9 +64,7 @@ def pieces(scenario: Scenario, mesh: Mesh, rank: int) -> tuple[Piece, ...]:
 def whole(scenario: Scenario) -> tuple[Piece, ...]:
     """What a rank has of every trainable parameter where the engine took an optimizer that shards nothing."""
     ordered = [(named, index) for index, group in enumerate(groups(scenario)) for named in group]
-    return tuple(
-        Piece(named, tensor, index, 0, 0, named.spec.numel) for tensor, (named, index) in enumerate(ordered)
-    )
+    return tuple(Piece(named, tensor, index, 0, 0, named.spec.numel) for tensor, (named, index) in enumerate(ordered))
 
 
 def _shares(scenario: Scenario, mesh: Mesh, rank: int) -> tuple[Piece, ...]:

@@ -57,7 +57,16 @@ from shardproof.systems.deepspeed.accepts import (
     caller_accumulates,
 )
 from shardproof.systems.deepspeed.contract import NO_SCHEDULE, OWN_SCHEDULES, WINDOW, hysteresis
-from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces, whole
+from shardproof.systems.deepspeed.flat import (
+    ALIGNED,
+    ROUND_ROBIN,
+    SUB_GROUP_SIZE,
+    SUB_GROUPS,
+    Piece,
+    own_part,
+    pieces,
+    whole,
+)
 from shardproof.systems.deepspeed.schedule import asked_schedule
 from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION

@@ -209,8 +209,8 @@ def count(kind: str, name: str) -> Count:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "SHARDPROOF_"))}
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.work", kind, name], cwd=ROOT, capture_output=True, text=True, check=False,
-            env={**environment, **ENVIRONMENT, "SHARDPROOF_CACHE": empty},
+            [sys.executable, "-m", "benchmarks.work", kind, name], cwd=ROOT, capture_output=True, text=True,
+            env={**environment, **ENVIRONMENT, "SHARDPROOF_CACHE": empty}, check=False,
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"counting {kind} of {name} failed: {done.stderr[-2000:]}")

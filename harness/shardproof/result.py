@@ -399,8 +399,8 @@ def _difference_from_json(data: Mapping[str, Any]) -> Difference:
 
 def _raised_at(error: Failure) -> str:
     """The place in the library that raised, as known issues name it: ` at FILE, FUNCTION` of the innermost frame
-    below site-packages. Empty for a deadline, which nothing raised."""
-    frames = re.findall(r'File "[^"]*site-packages/([^"]+)", line \d+, in (\S+)', error.traceback)
+    below site-packages that is not ours, which an emulated device adds. Empty for a deadline, which nothing raised."""
+    frames = re.findall(r'File "[^"]*site-packages/(?!shardproof/)([^"]+)", line \d+, in (\S+)', error.traceback)
     return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type != "deadline" else ""
 
 

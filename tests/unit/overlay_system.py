@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from shardproof.folders import CACHE_VARIABLE
 from shardproof.observe.record import Record, whole
 from shardproof.oracle.contract import Contract
 from shardproof.program import Op
@@ -21,7 +22,6 @@ from shardproof.protocol.registry import register
 from shardproof.protocol.system import RankContext, System
 from shardproof.scenario import Scenario
 from shardproof.versions import before
-from shardproof.folders import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     import pytest

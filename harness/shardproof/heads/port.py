@@ -257,8 +257,9 @@ def _with_commits(system: System, repair: Repair, log: Log | None) -> Repair:
 
 
 def _place_in(lines: Iterable[str]) -> str:
-    """The innermost place below `site-packages` in the last lines of an error."""
-    places = [found for line in lines if (found := re.search(r'site-packages/([^"]+)", line (\d+)', line))]
+    """The innermost place below `site-packages` in the last lines of an error, other than our own."""
+    frame = re.compile(r'site-packages/(?!shardproof/)([^"]+)", line (\d+)')
+    places = [found for line in lines if (found := frame.search(line))]
     return f"{places[-1][1]}:{places[-1][2]}" if places else ""
 
 

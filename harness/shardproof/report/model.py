@@ -98,8 +98,8 @@ class Report:
 
     missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
     issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed. history: what came and
-    went in the runs of the folder. checks: of cures that do not apply to a head. folder: where the run lies now, if that
-    may be elsewhere than where its command put it.
+    went in the runs of the folder. checks: of cures that do not apply to a head. folder: where the run lies now, if
+    that may be elsewhere than where its command put it.
     """
 
     run: Run

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from shardproof.result import Failure
 
 _SITE = "site-packages/"
+_OURS = f"{_SITE}shardproof/"
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n(?P<code>[^\n]*))?', re.MULTILINE
 )
@@ -39,10 +40,10 @@ class Place:
 
 
 def place_of(error: Failure) -> Place | None:
-    """The innermost frame of an error, in an installed library where one of the frames lies there; None for a deadline,
-    which nothing raised, and for a traceback without frames."""
+    """The innermost frame of an error, in an installed library other than ours where one of the frames lies there; None
+    for a deadline, which nothing raised, and for a traceback without frames."""
     frames = list(frames_of(error))
-    installed = [place for path, place in frames if _SITE in path]
+    installed = [place for path, place in frames if _SITE in path and _OURS not in path]
     return next(iter((installed or [place for _, place in frames])[-1:]), None)
 
 

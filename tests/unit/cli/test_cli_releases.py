@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from shardproof.cli.main import entry
+from shardproof.folders import CACHE_VARIABLE
 from shardproof.protocol.releases import package
 from shardproof.verdict import ExitStatus
 from shardproof.world.interpreter import interpreter
-from shardproof.folders import CACHE_VARIABLE
 from shardproof.world.overlay import build
 
 from tests.unit.overlay_system import FAKE, isolate, write_library

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from shardproof.cli.main import entry
 from shardproof.errors import UsageError
+from shardproof.folders import CACHE_VARIABLE
 from shardproof.heads.claims import log_since, searched
 from shardproof.heads.covering import covering, lost
 from shardproof.heads.port import Asked, Misfit, New, Port, Repair
@@ -24,7 +25,6 @@ from shardproof.protocol.releases import package_of
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict
-from shardproof.folders import CACHE_VARIABLE
 from shardproof.world.overlay import clone_variable
 
 from tests import report_samples as samples

@@ -165,3 +165,12 @@ def test_the_place_of_an_error_is_the_library_s_innermost_frame() -> None:
     assert place.code == "assert state.step == 0"
     assert place_of(Failure("deadline", "no end", 0, TRACE)) is None
     assert place_of(Failure("KeyError", "x")) is None
+
+
+def test_shardproof_is_no_library_once_it_is_installed() -> None:
+    """An emulated device stands between a library and torch; with `pip install` it lies below site-packages, too."""
+    device = '  File "/home/me/harness/shardproof/ownership.py", line 5, in hand_on\n    return function()\n'
+    moved = device.replace("/home/me/harness/", "/home/me/.venv/lib/python3.11/site-packages/")
+    found = [Failure("RuntimeError", "no", 0, TRACE + text) for text in ("", device, moved)]
+    assert len({replace(failure(op="load"), verdict=Verdict.CRASH, error=error).signature for error in found}) == 1
+    assert len({place_of(error) for error in found}) == 1

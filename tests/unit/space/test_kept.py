@@ -1,8 +1,8 @@
 """What walks came to is kept, and nothing that is kept is stale.
 
-*Verifies*: that a walk that is recalled is the walk that was followed; that all that a search reads is in the name under
-which it is kept; that what cannot be read or written is searched for again. *Does not verify*: how much time it saves
-(tests/golden/test_work.py counts the calls).
+*Verifies*: that a walk that is recalled is the walk that was followed; that all that a search reads is in the name
+under which it is kept; that what cannot be read or written is searched for again. *Does not verify*: how much time it
+saves (tests/golden/test_work.py counts the calls).
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from shardproof.folders import CACHE_VARIABLE
 from shardproof.protocol.releases import package
 from shardproof.scenario import Scenario
 from shardproof.space.plan import Plan
 from shardproof.space.plan_text import render_plan
 from shardproof.space.preparation import LIST_S, START_S, Preparation, needs, preparation
 from shardproof.world.interpreter import interpreter
-from shardproof.folders import CACHE_VARIABLE
 from shardproof.world.overlay import TOOK, cache_folder, is_installed, key_of, wanted
 
 NEWEST = package("deepspeed").newest.version

@@ -84,8 +84,8 @@ FLAT_TENSORS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat
 and the one that the engine takes for stage 1 in bf16 with gradients in fp32 (BF16_Optimizer)."""
 
 UNSHARDED = "fp32_groups"
-"""What FP16_UnfusedOptimizer calls its param groups of whole masters. It shards nothing, and no stage of ZeRO should get
-it; from 0.17.6 to 0.18.4 stage 1 in bf16 with gradients in fp32 does."""
+"""What FP16_UnfusedOptimizer calls its param groups of whole masters. It shards nothing, and no stage of ZeRO should
+get it; from 0.17.6 to 0.18.4 stage 1 in bf16 with gradients in fp32 does."""
 
 
 @cache

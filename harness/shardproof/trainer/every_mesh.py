@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 
 Name = tuple[str, str]
 """Role, and name."""
@@ -25,6 +27,8 @@ STATE = "state"
 BESIDE = (*ROLES.values(), STATE)
 """Roles of what an optimizer keeps beside a parameter. What has another shape than the rank's piece of the parameter,
 such as a running product of NAdam, each rank records as its own where the parameter is sharded."""
+
+_OF_MODULES = ("param", "buffer")
 
 _OWNED = re.compile(r"rank\d+\.(.+)", re.DOTALL)
 
@@ -48,22 +52,42 @@ def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tup
 
 
 ALIKE_ROLES = ("param", "buffer", *BESIDE)
-"""What two ways to compute the same must agree in. Their settings may say which of the two ways it is."""
+"""What two ways to compute the same must agree in, beside further tensors of the trainer."""
 
 
-def of_both(one: Values, other: Values) -> tuple[dict[Name, Value], dict[Name, Value], set[Name]]:
-    """What two ways to compute the same can be compared in, of each, and the names of what is left out.
+@dataclass(frozen=True)
+class Both:
+    """What two ways to compute the same have.
 
-    State of an optimizer is left out that only one of the two has, or that has another shape in the other, such as what
-    is kept for each piece of a tensor; and parameters of which every rank has its own, with their state.
+    * one, other: what can be compared, of each.
+    * left_out: state of an optimizer, and tensors of the trainer's own, that only one of the two has, or that has
+      another shape in the other, such as what is kept for each piece of a tensor; and parameters of which every rank
+      has its own, with their state.
+    * settings: numbers and texts that are not the same in both. They may say which of the two ways it is.
     """
+
+    one: dict[Name, Value]
+    other: dict[Name, Value]
+    left_out: set[Name]
+    settings: set[Name]
+
+
+def of_both(one: Values, other: Values) -> Both:
+    """What two ways to compute the same can be compared in."""
     local = _local(one) | _local(other)
     (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
-    names = {name for name in {*one, *other, *own, *own_too} if name[0] in ALIKE_ROLES}
-    left_out = {name for name in names if name[0] in BESIDE and _shape(one, name) != _shape(other, name)}
+    every = {*one, *other, *own, *own_too}
+    names = {name for name in every if name[0] in ALIKE_ROLES or _own_tensor(name, one) or _own_tensor(name, other)}
+    left_out = {name for name in names if name[0] not in _OF_MODULES and _shape(one, name) != _shape(other, name)}
     left_out |= {name for name in names if name[1] in local}
     kept = names - left_out
-    return {n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out
+    settings = {name for name in every - names if one.get(name) != other.get(name)}
+    return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings)
+
+
+def _own_tensor(name: Name, values: Values) -> bool:
+    """Whether a value is a tensor that a trainer keeps beside modules and optimizers, such as a moving average."""
+    return name[0] == EXTRA_STATE and name in values and values[name].dtype != "utf8"
 
 
 def _local(values: Values) -> set[str]:

@@ -54,12 +54,13 @@ from shardproof.trainer.arms import (
 )
 from shardproof.trainer.checkpoints import as_difference, differing
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import OF_A_RANK, of_both, of_every_mesh
+from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both, of_every_mesh
 from shardproof.trainer.files_hold import not_made_by_build, written
 from shardproof.trainer.mechanism import Between, mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, rounded
 from shardproof.trainer.twin import NoTwin, Told, stepped
+from shardproof.trainer.wording import of_one_way, taken_for_settings
 from shardproof.verdict import Verdict, merge
 
 
@@ -214,7 +215,8 @@ class Judging:
         told, looked_at = [*notes, *([wording.ROUNDING] if self.rounding else [])], self.looked_at
         self.rounding, self.looked_at = False, 0
         if not found and not looked_at:
-            self.not_compared(name, wording.ALL_UNSTEADY)
+            why = wording.ALL_UNSTEADY if self.unsteady else wording.NOTHING_IN_COMMON
+            self.not_compared(name, "; ".join([why, *notes]))
             return
         verdict = Verdict.MISMATCH if found else Verdict.PASS
         made = mechanism(found, self.between) if found and self.between else ""
@@ -483,16 +485,16 @@ class Judging:
             return
         exactly, first = self.trainer.alike[session.of] == "bits", self.trainer.axes[session.of][0]
         start: At = {}
-        wrong, left_out, farthest = list[Difference](), set[tuple[str, str]](), 0.0
+        wrong, left_out, settings, farthest = list[Difference](), set[Name](), set[Name](), 0.0
         moments = {(op.kind, op.iteration): op.index for op in self.whole.ops}
         for op in session.ops:
             if op.kind == "fit" or wrong:
                 continue
-            expected, observed, without = of_both(self.at(op.index), self.at(moments[op.kind, op.iteration]))
-            start, left_out = start or expected, left_out | without
-            found = self.compare(expected, observed, op.index)
-            wrong, share = beyond_rounding(found, start, expected, observed)
+            both = of_both(self.at(op.index), self.at(moments[op.kind, op.iteration]))
+            start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
+            found = self.compare(both.one, both.other, op.index)
+            wrong, share = beyond_rounding(found, start, both.one, both.other)
             wrong, farthest = (found if exactly else wrong), max(farthest, share)
-        notes = [wording.of_one_way(left_out)] if left_out else []
+        notes = [tell(names) for tell, names in ((of_one_way, left_out), (taken_for_settings, settings)) if names]
         notes += [wording.rounding(farthest)] if farthest and not wrong else []
         self.add(session.name, wrong, wording.of_alike(wrong, session.of, first, farthest), notes)

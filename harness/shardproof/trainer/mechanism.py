@@ -3,6 +3,7 @@
 A trainer has no contract, so that none of the rules for systems can ask what the right value is made of. But an arm has
 two values of everything, and some mistakes can be read off them:
 
+    still        parameters do not move that should, or move that should not
     rearranged   the same elements in another order: parts of a tensor that were put together wrongly
     rounded      the expected values, rounded to bf16 or fp16 on the way
     zeros        nothing but zeros
@@ -137,7 +138,10 @@ def _scaled(pairs: Sequence[Pair], between: Between) -> str:
     changes = [_change(pair) for pair in pairs if pair.name[0] == role]
     whole = _factor(changes)
     if whole is not None and abs(whole - 1) > NEAR:
-        return f"Every change of {role} is {whole:.4g} times what it should be, in all tensors alike: {WHOLE}"
+        of_ranks = _of_ranks(whole, between.ranks)
+        return (
+            f"Every change of {role} is {whole:.4g} times what it should be, in all tensors alike: {of_ranks or WHOLE}"
+        )
     parts = [[(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks)) for a, b in changes]
              for rank in range(between.ranks)]  # fmt: skip
     each = [_factor(part) for part in parts]
@@ -153,6 +157,29 @@ WHOLE = (
     "that their sum is divided by."
 )
 OF_EACH = "Look at what each rank scales gradients by, such as a norm to which not all ranks have added their share."
+
+
+def _of_ranks(factor: float, ranks: int) -> str:
+    """What a factor says that is the number of ranks, or one by it."""
+    if ranks < 2 or min(abs(factor / ranks - 1), abs(factor * ranks - 1)) > NEAR:
+        return ""
+    often = "as many as there are ranks" if factor > 1 else "one by the number of ranks"
+    return f"{often}. Look at what adds up over the ranks and what divides by their number, and how often each is done."
+
+
+def _still(pairs: Sequence[Pair], between: Between) -> str:
+    moved = [[_moves(pair.before, value) for value in (pair.expected, pair.observed)]
+             for pair in pairs if pair.name[0] == "param" and pair.before is not None]  # fmt: skip
+    if not moved or any(one == other for one, other in moved) or len({one for one, _ in moved}) > 1:
+        return ""
+    which = "should change here, and none does" if moved[0][0] else "change here, and none should"
+    return (
+        f"Parameters {which}: look at what skips a step, at gradients that are zero or do not arrive, and at the rate."
+    )
+
+
+def _moves(before: Value | None, after: Value) -> bool:
+    return before is not None and before.data != after.data
 
 
 def _change(pair: Pair) -> tuple[Floats, Floats]:
@@ -187,5 +214,5 @@ def _same(value: Value, numbers: npt.NDArray[np.generic]) -> bool:
 
 Rule = Callable[[Sequence[Pair], Between], str]
 
-RULES: tuple[Rule, ...] = (_rearranged, _rounded, _exchanged, _scaled)
+RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, _scaled)
 """From specific to general."""

@@ -43,6 +43,7 @@ NO_STATE = (
     "them from `state()`."
 )
 ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
+NOTHING_IN_COMMON = "not compared: there is nothing that both have in the same shape"
 NO_FORMAT = "not compared: the files are in no format that `shardproof diff` reads"
 CONVERTED = "not compared: the files hold the parameters in another form than memory does"
 EMPTY = "The folder that `save` was given is empty: it wrote somewhere else, or nothing."
@@ -97,8 +98,8 @@ def _end_of(path: str) -> str:
 _OURS = f"{Path(__file__).parents[1]}/"
 """shardproof's own folder, whose emulated device stands between a library and torch."""
 
-_STANDARD = re.compile(r"/lib/python\d[.\d]*/(?!site-packages/)|^<")
-"""Files of Python's own library."""
+_STANDARD = re.compile(r"/lib/python\d[.\d]*/(?!site-packages/)|/site-packages/(typing_extensions|decorator)\.py$|^<")
+"""Files of Python's own library, and of packages whose decorators stand between a caller and what it calls."""
 
 
 def _method(error: Failure, trainer: Described) -> str:
@@ -119,10 +120,17 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     told = "".join(f", in {name} after {_at(op)}" for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
-    own = f" {OF_EVERY_RANK}" if apart else ""
+    after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
+    early = any(problem.key.op < first.key.op for problem in problems)
+    own = f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else ""
     pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
     return f"{pieces}{told}: {first.detail}{more}.{own}"
 
+
+NOT_REDUCED = (
+    "Before this step the ranks had the same, so each has stepped with a gradient of its own: look at which ranks "
+    'gradients are reduced among. Where every rank is to have its own, as of experts, `local = ["NAME"]` says so.'
+)
 
 OF_EVERY_RANK = (
     "What is plain has to be equal on all ranks; where every rank has its own, as of experts, "
@@ -155,9 +163,19 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
 
 
 def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
-    """State of an optimizer that only one of two ways has, or that has another shape in the other."""
-    names = ", ".join(" of ".join(key) for key in sorted(keys)[:4])
-    return f"not compared, since only one of the two ways has it in this shape: {names}"
+    """What only one of two ways has, or has in this shape."""
+    return f"not compared, since every rank or only one of the two ways has it in this shape: {_few(keys)}"
+
+
+def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
+    """Numbers and texts in which two ways to compute the same are not alike."""
+    return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
+
+
+def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
+    """The first names of some values, and how many more there are."""
+    names = [" of ".join(key) for key in sorted(keys)]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def no_twin(why: str) -> str:

@@ -73,6 +73,18 @@ def test_one_factor_on_every_change(factor: float) -> None:
     assert told(wrong).startswith(f"Every change of exp_avg is {factor:.4g} times what it should be, in all tensors")
 
 
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_a_factor_that_is_the_number_of_ranks(factor: float) -> None:
+    wrong = {name: BEFORE[name] + np.float32(factor) * (right - BEFORE[name]) for name, right in RIGHT.items()}
+    assert "Look at what adds up over the ranks" in told(wrong, ranks=4)
+    assert "Look at what adds up over the ranks" not in told(wrong, ranks=3)
+
+
+def test_parameters_that_do_not_move() -> None:
+    wrong = {name: BEFORE[name] if name.startswith("param") else right for name, right in RIGHT.items()}
+    assert told(wrong).startswith("Parameters should change here, and none does")
+
+
 def test_a_factor_of_each_ranks_own() -> None:
     factors = np.repeat(np.array([[1.001], [0.1]], np.float32), 2, axis=0)
     wrong = {name: BEFORE[name] + factors * (right - BEFORE[name]) for name, right in RIGHT.items()}

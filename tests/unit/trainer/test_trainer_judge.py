@@ -415,7 +415,8 @@ def an_ulp(value: Any) -> Any:
 
 @pytest.mark.parametrize("promise", ["bits", "rounding"])
 def test_two_ways_that_come_to_the_same_pass_whatever_their_settings_say(folder: Path, promise: str) -> None:
-    assert alike(folder, promise, only("alike way", "build", LR, lambda _: "7")) == ("pass", "", [])
+    settings = f"not alike, and taken for settings that say which way it is: {LR[0]} of {LR[1]}"
+    assert alike(folder, promise, only("alike way", "build", LR, lambda _: "7")) == ("pass", "", [settings])
 
 
 @pytest.mark.parametrize("key", [PARAM, MOMENT])
@@ -435,7 +436,7 @@ def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
 def test_state_that_only_one_way_has_is_left_out_and_named(folder: Path) -> None:
     verdict, _, notes = alike(folder, "bits", only("alike way", "step", MOMENT, gone, 2))
     assert verdict == "pass"
-    assert notes == ["not compared, since only one of the two ways has it in this shape: exp_avg of w"]
+    assert notes == [f"{wording.of_one_way([])}exp_avg of w"]
 
 
 def test_a_parameter_that_is_missing_is_no_matter_of_taste(folder: Path) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from shardproof.observe.logical import Key, Problem, Value
+from shardproof.program import Op
 from shardproof.result import Failure
+from shardproof.scenario import Mesh
 from shardproof.trainer import wording
+from shardproof.trainer.arms import WHOLE, Session
 from shardproof.trainer.described import described
 from shardproof.trainer.every_mesh import of_both
 from trainer_texts import text_of_trainer
@@ -57,6 +60,25 @@ def test_two_ways_are_not_compared_in_what_is_each_ranks_own() -> None:
     value = Value("fp32", (1,), bytes(4))
     whole = {("param", "head"): value, ("param", "experts"): value, ("exp_avg", "experts"): value}
     apart = {("param", "head"): value, ("param", "rank0.experts"): value, ("exp_avg", "rank0.experts"): value}
-    one, other, left_out = of_both(whole, apart)
-    assert one == other == {("param", "head"): value}
-    assert left_out == {("param", "experts"), ("exp_avg", "experts")}
+    both = of_both(whole, apart)
+    assert both.one == both.other == {("param", "head"): value}
+    assert both.left_out == {("param", "experts"), ("exp_avg", "experts")}
+    assert both.settings == set()
+
+
+def test_two_ways_are_compared_in_the_trainers_own_tensors() -> None:
+    """A list of losses, or a moving average; numbers and texts that are not alike are named."""
+    value, other, words = Value("fp32", (1,), bytes(4)), Value("fp32", (1,), b"1234"), Value("utf8", (3,), b"int")
+    one = {("extra_state", "history.0"): value, ("extra_state", "longer"): value, ("scheduler", "best"): words}
+    both = of_both(one, {("extra_state", "history.0"): other, ("scheduler", "best"): value})
+    assert both.one == {("extra_state", "history.0"): value}
+    assert both.other == {("extra_state", "history.0"): other}
+    assert (both.left_out, both.settings) == ({("extra_state", "longer")}, {("scheduler", "best")})
+
+
+def test_ranks_that_part_in_a_step_have_gradients_of_their_own() -> None:
+    ops = [Op(index, kind, "main", 0, Mesh(1, 2, 1), 0, 0) for index, kind in enumerate(("build", "step"))]
+    sessions = [Session(WHOLE, tuple(ops))]
+    apart = [Problem(Key(op, "live", "param", "w"), "replica_conflict", (0, 1), "x") for op in (0, 1)]
+    assert "gradient of its own" in wording.of_problems(apart[1:], sessions)
+    assert "gradient of its own" not in wording.of_problems(apart, sessions)

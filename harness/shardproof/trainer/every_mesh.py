@@ -74,15 +74,33 @@ class Both:
 
 def of_both(one: Values, other: Values) -> Both:
     """What two ways to compute the same can be compared in."""
-    local = _local(one) | _local(other)
+    local, apart = _local(one) | _local(other), {name for name in {*one, *other} if one.get(name) != other.get(name)}
+    kept, kept_too = _on_every_rank(one), _on_every_rank(other)
     (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
+    one, other = one | kept, other | kept_too
     every = {*one, *other, *own, *own_too}
     names = {name for name in every if name[0] in ALIKE_ROLES or _own_tensor(name, one) or _own_tensor(name, other)}
     left_out = {name for name in names if name[0] not in _OF_MODULES and _shape(one, name) != _shape(other, name)}
     left_out |= {name for name in names if name[1] in local}
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}
+    settings |= {name for name in apart if _own_of_a_rank(name) not in (None, *names)}
     return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings)
+
+
+def _on_every_rank(values: Values) -> dict[Name, Value]:
+    """Tensors of the trainer's own, such as a list of losses, that every rank has for itself and all have alike."""
+    found: dict[Name, set[Value]] = {}
+    for name, value in values.items():
+        if own := _own_of_a_rank(name):
+            found.setdefault(own, set()).add(value)
+    return {name: next(iter(every)) for name, every in found.items() if len(every) == 1}
+
+
+def _own_of_a_rank(name: Name) -> Name | None:
+    """The name on every rank of a tensor of the trainer's own that is recorded as one rank's; None for any other."""
+    own = _OWNED.fullmatch(name[1])
+    return (EXTRA_STATE, own[1]) if own and name[0] == EXTRA_STATE else None
 
 
 def _own_tensor(name: Name, values: Values) -> bool:

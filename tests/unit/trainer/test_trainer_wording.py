@@ -69,11 +69,15 @@ def test_two_ways_are_not_compared_in_what_is_each_ranks_own() -> None:
 def test_two_ways_are_compared_in_the_trainers_own_tensors() -> None:
     """A list of losses, or a moving average; numbers and texts that are not alike are named."""
     value, other, words = Value("fp32", (1,), bytes(4)), Value("fp32", (1,), b"1234"), Value("utf8", (3,), b"int")
-    one = {("extra_state", "history.0"): value, ("extra_state", "longer"): value, ("scheduler", "best"): words}
-    both = of_both(one, {("extra_state", "history.0"): other, ("scheduler", "best"): value})
-    assert both.one == {("extra_state", "history.0"): value}
-    assert both.other == {("extra_state", "history.0"): other}
-    assert (both.left_out, both.settings) == ({("extra_state", "longer")}, {("scheduler", "best")})
+    one = {("extra_state", "rank0.loss"): value, ("extra_state", "longer"): value, ("scheduler", "best"): words}
+    one |= {("extra_state", "rank1.loss"): value, ("extra_state", "rank0.part"): value}
+    apart = {("extra_state", "rank0.part"): other, ("extra_state", "rank1.part"): value}
+    losses = {("extra_state", "rank0.loss"): other, ("extra_state", "rank1.loss"): other}
+    both = of_both({**one, ("extra_state", "rank1.part"): other}, {**losses, **apart, ("scheduler", "best"): value})
+    assert both.one == {("extra_state", "loss"): value}
+    assert both.other == {("extra_state", "loss"): other}
+    assert both.left_out == {("extra_state", "longer")}
+    assert both.settings == {("scheduler", "best"), ("extra_state", "rank0.part"), ("extra_state", "rank1.part")}
 
 
 def test_ranks_that_part_in_a_step_have_gradients_of_their_own() -> None:

@@ -75,9 +75,9 @@ class Both:
 def of_both(one: Values, other: Values) -> Both:
     """What two ways to compute the same can be compared in."""
     local, apart = _local(one) | _local(other), {name for name in {*one, *other} if one.get(name) != other.get(name)}
-    kept, kept_too = _on_every_rank(one), _on_every_rank(other)
+    common, common_too = _on_every_rank(one), _on_every_rank(other)
     (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
-    one, other = one | kept, other | kept_too
+    one, other = one | common, other | common_too
     every = {*one, *other, *own, *own_too}
     names = {name for name in every if name[0] in ALIKE_ROLES or _own_tensor(name, one) or _own_tensor(name, other)}
     left_out = {name for name in names if name[0] not in _OF_MODULES and _shape(one, name) != _shape(other, name)}

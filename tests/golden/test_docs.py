@@ -18,7 +18,9 @@ from pathlib import Path
 import click
 import pytest
 from shardproof.cli.main import cli
-from shardproof.protocol.registry import system_named
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.releases import package_of
+from shardproof.protocol.system import System
 from shardproof.scenario import AXES, parse_axis
 from shardproof.space.files import load_space, split_system
 from shardproof.world import torches
@@ -221,6 +223,13 @@ def test_a_cell_of_a_table_is_no_paragraph(document: str) -> None:
 def test_a_test_that_the_guide_to_tests_names_is_there(file: str, test: str) -> None:
     (path,) = [ROOT / "tests" / file] if "/" in file else (ROOT / "tests" / "unit").rglob(file)
     assert f"def {test}(" in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("system", [system for system in all_systems() if system.under_test], ids=lambda each: each.name)
+def test_the_readme_names_the_releases_that_are_declared(system: System) -> None:
+    (row,) = re.findall(rf"^\| `{system.name}` \| (.*)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    declared = package_of(system).releases
+    assert f"{declared[0].version} to {declared[-1].version}" in row
 
 
 def test_there_is_something_to_check() -> None:

@@ -155,7 +155,9 @@ def _heading(report: Report) -> str:
     lines += [f"{what}: {how}" for what, how in report.choices]
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
-    lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]
+    for release, pairs in report.outside_support:
+        remedy = "; `--torch VERSION` gives it one that was" if re.search(r"\btorch \d", pairs) else ""
+        lines.append(f"{release}, never supported by upstream: {pairs}{remedy}")
     lines += [f"{release}: {told}" for release, told in report.cured_in_lines(NAMED_CURES)]
     return "\n".join(lines)
 

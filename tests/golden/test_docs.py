@@ -225,7 +225,7 @@ def test_a_test_that_the_guide_to_tests_names_is_there(file: str, test: str) -> 
     assert f"def {test}(" in path.read_text("utf-8")
 
 
-@pytest.mark.parametrize("system", [system for system in all_systems() if system.under_test], ids=lambda each: each.name)
+@pytest.mark.parametrize("system", [each for each in all_systems() if each.under_test], ids=lambda each: each.name)
 def test_the_readme_names_the_releases_that_are_declared(system: System) -> None:
     (row,) = re.findall(rf"^\| `{system.name}` \| (.*)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     declared = package_of(system).releases

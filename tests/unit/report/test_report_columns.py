@@ -71,9 +71,9 @@ def test_ten_thousand_results_are_a_third_of_a_megabyte() -> None:
 
 
 def test_each_axis_of_a_trainer_is_a_column() -> None:
-    cells = [replace(samples.cell(), scenario=samples.scenario(system="my_trainer:Mine", program="arms", options=options))
-             for options in ("", "mesh=4", "cause=x+mesh=4")]  # fmt: skip
-    found = document(samples.report(*cells))
+    plain = samples.cell()
+    every = [plain.scenario.with_axes({"options": options}) for options in ("", "mesh=4", "cause=x+mesh=4")]
+    found = document(samples.report(*(replace(plain, scenario=scenario) for scenario in every)))
     columns = {column["name"]: column for column in found["columns"]}
     assert decoded(columns["mesh"]) == ["first value", "4", "4"]
     assert columns["mesh"]["default"] == "first value"

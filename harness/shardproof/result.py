@@ -233,6 +233,15 @@ class Result:
         return next(failed, None) or next(unknown, None)
 
     @property
+    def headline_arm(self) -> ArmResult | None:
+        """The failed arm that a headline tells: where a save left something out, the arm that looks into files, since
+        what a load then lacks follows from it."""
+        first = min(self.differences, key=lambda difference: difference.key.op, default=None)
+        failed = (arm for arm in self.arms if Verdict(arm.verdict).is_failure)
+        saved = (arm for arm in failed if first is not None and arm.name == first.key.where)
+        return next(saved, None) or self.failed_arm
+
+    @property
     def aftermath(self) -> tuple[str, ...]:
         """What differed at operations after the first that failed: it may follow from the first, or be something
         else."""

@@ -271,8 +271,32 @@ def run_again(name: str) -> str:
 
 
 def stored(scenario_id: str, out: Path | None) -> Result:
-    """The newest result of a scenario, from one folder's database or from any under `reports/`."""
-    return database_and_result(scenario_id, out)[1]
+    """The newest result of a scenario, from one folder's database or from any under `reports/`, for a command that runs
+    it again.
+
+    Raises:
+        UsageError: there is none, or several; or it is of a trainer whose file the command does not name.
+    """
+    database, result = database_and_result(scenario_id, out)
+    _require_file(result, database)
+    return result
+
+
+def _require_file(result: Result, database: Path) -> None:
+    """Check that the system of a result is known; of a trainer, the run that made it says where the file was."""
+    from shardproof.protocol.registry import system_named
+    from shardproof.report.model import again_of
+    from shardproof.store import Store
+
+    try:
+        system_named(result.system)
+    except UsageError:
+        with Store(database) as store:
+            again = again_of(store.runs()[-1].command).strip()
+        if "--plugin" not in again:
+            raise
+        allowed = "a trainer whose file the command names, as the run did"
+        raise UsageError.of("trainer", result.system, allowed, again) from None
 
 
 def database_and_result(scenario_id: str, out: Path | None) -> tuple[Path, Result]:

@@ -209,7 +209,7 @@ def _examined(file: str, asked: Asked) -> int:
     ended = execute(request)
     order = {scenario.id: place for place, scenario in enumerate(planned)}
     results = sorted(ended.report.results, key=lambda result: order.get(result.id, len(order)))
-    print(render(found, results), end="")
+    print(render(found, results, ended.report.place, ended.report.again), end="")
     print(f"report: {ended.page}")
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)

@@ -205,6 +205,11 @@ class System:
         """The `Package` under test, where a system declares one without a `releases.toml`; else None."""
         return None
 
+    @property
+    def first_values(self) -> Mapping[str, str]:
+        """Of a system that has axes of its own in the words of `options`, each with the value that no word names."""
+        return {}
+
     @cached_property
     def accepts(self) -> Accepts:
         accepts: Accepts = self._part(self.accepts_entry)

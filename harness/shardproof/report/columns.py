@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from shardproof.errors import UsageError
+from shardproof.report.cell_axes import axis_texts, first_values, own_name
 from shardproof.report.model import Report
 from shardproof.result import Result
 from shardproof.scenario import AXES, Mesh, Scenario
@@ -68,12 +69,15 @@ def columns_of(report: Report, causes: Mapping[str, str], headlines: Mapping[str
 
 def _axes(results: Sequence[Result]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The columns of the axes that vary, and of the others the values that are no defaults."""
-    plain = Scenario().axis_values()
-    texts = [result.scenario.axis_values() for result in results]
+    first = first_values(result.scenario for result in results)
+    own = {own_name(axis): text for axes in first.values() for axis, text in axes}
+    plain = {**Scenario().axis_values(), **own}
+    texts = [axis_texts(result.scenario, first.get(result.scenario.system, ())) for result in results]
     columns: list[dict[str, Any]] = []
     same: dict[str, str] = {}
-    for axis in AXES:
-        values = [text[axis] for text in texts]
+    for axis in dict.fromkeys((*AXES, *own)):
+        elsewhere = plain[axis] if axis in AXES else ""  # of a system that has no such axis
+        values = [text.get(axis, elsewhere) for text in texts]
         if axis in _OWN or not values:
             continue
         if len(set(values)) > 1:

@@ -26,6 +26,7 @@ from functools import lru_cache
 from itertools import combinations
 
 from shardproof.program import operations
+from shardproof.report.cell_axes import FirstValues, axis_texts, first_values
 from shardproof.scenario import AXES, Scenario
 
 FEWEST = 2
@@ -71,21 +72,23 @@ def condition_of(failing: Sequence[Scenario], passing: Sequence[Scenario]) -> Co
     """The fewest terms that all failing scenarios have and as few passing ones as can be; None of too few scenarios."""
     if len(failing) < FEWEST or len(passing) < FEWEST:
         return None
-    shared = frozenset.intersection(*(terms_of(scenario) for scenario in failing))
-    excluded = _candidates(shared, passing)
+    first = first_values([*failing, *passing])
+    held = [terms_of(scenario, first.get(scenario.system, ())) for scenario in (*failing, *passing)]
+    excluded = _candidates(frozenset.intersection(*held[: len(failing)]), held[len(failing) :])
     chosen = _fewest(excluded)
     left_out = _joined(excluded[term] for term in chosen).bit_count()
     return Condition(tuple(chosen), len(failing), len(passing) - left_out, left_out)
 
 
 @lru_cache(maxsize=16384)
-def terms_of(scenario: Scenario) -> frozenset[str]:
-    """Every fact of a scenario that a condition may have as a term."""
-    return frozenset(_terms(scenario))
+def terms_of(scenario: Scenario, first: FirstValues = ()) -> frozenset[str]:
+    """Every fact of a scenario that a condition may have as a term. first: the axes of a trainer, as `axis_texts`
+    takes them."""
+    return frozenset(_terms(scenario, first))
 
 
-def _terms(scenario: Scenario) -> Iterator[str]:
-    for axis, text in scenario.axis_values().items():
+def _terms(scenario: Scenario, first: FirstValues) -> Iterator[str]:
+    for axis, text in axis_texts(scenario, first).items():
         if axis in LEFT_OUT:
             continue
         if len(text) <= 60 and "\n" not in text:
@@ -108,10 +111,9 @@ def _plainness(term: str) -> tuple[int, int, str]:
     return kind, AXES.index(axis) if axis in AXES else len(AXES), term
 
 
-def _candidates(shared: Iterable[str], passing: Sequence[Scenario]) -> dict[str, int]:
+def _candidates(shared: Iterable[str], held: Sequence[frozenset[str]]) -> dict[str, int]:
     """For each axis setting shared by the failures, a bit mask of the passing scenarios without the setting. Settings
-    whose mask adds no bit to another mask are dropped."""
-    held = [terms_of(scenario) for scenario in passing]
+    whose mask adds no bit to another mask are dropped. held: the terms of each passing scenario."""
     excludes = {
         term: sum(1 << number for number, terms in enumerate(held) if term not in terms)
         for term in sorted(shared, key=_plainness)

@@ -19,6 +19,7 @@ from shardproof.diagnosis import Explanation
 from shardproof.issues.upstream_links import address_of
 from shardproof.program import ARMS, is_arms
 from shardproof.report import figures
+from shardproof.report.cell_axes import axis_texts, first_values, words_of
 from shardproof.report.history import STATES, History
 from shardproof.report.index_page import index_page, paged_of
 from shardproof.report.model import Report
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 INDEX, HISTORY = "index.html", "history.html"
 
 EVIDENCE_SHOWN = 6
-
-TRAINER_AXES = ("system", "version", "device", "program", "options", "faults", "seed")
-"""The axes of a scenario that mean something to a trainer."""
 
 BESIDE = {"failure": ("elements",), "index": ("past", "choices"), "history": ("past",)}
 """Page → further files of style and script that it is made of, before those of its own name."""
@@ -136,7 +134,7 @@ def _environment() -> Environment:
         told_ends=told_ends,
         ulp_bars=figures.ulp_bars,
         op_kind=Result.kind_of,
-        changed=lambda result: result.scenario.axis_values(only_changed=True),
+        changed=lambda result: {*result.scenario.axis_values(only_changed=True), *words_of(result.scenario)},
         axes_shown=_axes_shown,
         axes_of=_axes,
     )
@@ -193,9 +191,6 @@ def _axes(result: Result) -> str:
 
 
 def _axes_shown(result: Result) -> dict[str, str]:
-    """The axes of a scenario with their values. Of a trainer's cell, only those that mean something to a trainer: its
-    own axes stand in `options`."""
-    axes = result.scenario.axis_values()
-    if not is_arms(result.scenario.program):
-        return axes
-    return {axis: value for axis, value in axes.items() if axis in TRAINER_AXES}
+    """The axes of a scenario with their values; of a trainer's cell, those that mean something to a trainer, and its
+    own."""
+    return axis_texts(result.scenario, first_values([result.scenario]).get(result.scenario.system, ()))

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from shardproof.compare.differences import EntryDifference
+from shardproof.compare.formats import open_contents
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
 from shardproof.diff import STRUCTURE, Difference
+from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.protocol.checkpoint_layout import Layout
 from shardproof.protocol.registry import all_systems
@@ -21,6 +23,17 @@ def differing(first: Path, second: Path) -> tuple[EntryDifference, ...]:
         UsageError: nothing here reads this form of checkpoint.
     """
     return tuple(compare(CompareRequest(_file_of(first), _file_of(second), _layouts()), SilentProgress()).found)
+
+
+def names_in(folder: Path) -> tuple[str, ...]:
+    """The names of all tensors and plain values in a folder's checkpoint; none where nothing here reads its form."""
+    file = _file_of(folder)
+    try:
+        contents = open_contents(file, _layouts(), lambda _: None, checksums=False, beside=file.is_dir())
+    except UsageError:
+        return ()
+    contents.files.close()
+    return tuple(contents.entries)
 
 
 def _layouts() -> list[Layout[Any]]:

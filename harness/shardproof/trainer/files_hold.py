@@ -5,20 +5,24 @@ contiguous tensor as its bytes, and a flat buffer holds those of its parts. A fo
 next to nothing of what is live; then nothing is claimed, and the result says so.
 
 *Verifies*: tensors of 16 bytes and more that are not all of one byte. *Does not verify*: smaller values, such as
-counts of steps; under which name a value is stored; whether a load can reach the bytes (`torch.save` writes the whole
-storage behind a view).
+counts of steps, and texts, such as what a scheduler keeps: the result counts them, and names those of which a
+checkpoint with readable names has nothing; under which name a value is stored; whether a load can reach the bytes
+(`torch.save` writes the whole storage behind a view).
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from shardproof.observe.logical import Value
+from shardproof.diff import Difference
+from shardproof.observe.logical import Key, Value
+from shardproof.trainer.every_mesh import OF_A_RANK, ROLES
 
 LEAST_BYTES = 16
 PIECE = 8
@@ -37,12 +41,20 @@ LEAST_SHARE = 0.25
 @dataclass(frozen=True)
 class Written:
     """missing: (role, name) of what is in no file. looked_for: how many values. empty: there is no file at all.
-    converted: the files hold next to none of the parameters, so that they have another form there."""
+    converted: the files hold next to none of the parameters, so that they have another form there.
+    too_small: (role, name) of texts, and of values that are too short or too uniform to be found by their bytes."""
 
     missing: tuple[tuple[str, str], ...]
     looked_for: int
     empty: bool = False
     converted: bool = False
+    too_small: tuple[tuple[str, str], ...] = ()
+
+    def differences(self, op: int) -> list[Difference]:
+        """What is missing, as differences of the operation that saved."""
+        why = "its bytes are in no file"
+        return [Difference(Key(op, "written", *key), "missing", total=1, mismatched=1, detail=why)
+                for key in self.missing]  # fmt: skip
 
 
 def not_made_by_build(
@@ -66,12 +78,16 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
     least = max(LEAST_BYTES, 2 * PIECE * ranks)
-    wanted = {
+    owed = {
         key: value
         for key, value in live.items()
-        if value.dtype != "utf8" and len(value.data) >= LEAST_BYTES and len(set(value.data)) > 1 and key[0] != "rng"
-        and not any(fnmatchcase(" ".join(key), pattern) for pattern in transient)
-    }  # fmt: skip
+        if key[0] not in OF_A_RANK and not any(fnmatchcase(" ".join(key), pattern) for pattern in transient)
+    }
+    wanted = {
+        key: value
+        for key, value in owed.items()
+        if value.dtype != "utf8" and len(value.data) >= LEAST_BYTES and len(set(value.data)) > 1
+    }
     if not files:
         return Written(tuple(key for key in wanted if key[0] == "param"), len(wanted), empty=True)
     missing = [key for key, value in wanted.items() if not _held(value, files)]
@@ -80,7 +96,24 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     if params and len(absent) > (1 - LEAST_SHARE) * len(params):
         return Written((), len(wanted), converted=True)
     found_out = {key for key in wanted if len(wanted[key].data) >= least or key not in missing}
-    return Written(tuple(key for key in missing if key in found_out), len(found_out))
+    too_small = tuple(key for key, value in owed.items() if key not in found_out and value.data)
+    return Written(tuple(key for key in missing if key in found_out), len(found_out), too_small=too_small)
+
+
+def nameless(keys: Iterable[tuple[str, str]], names: Iterable[str]) -> tuple[str, ...]:
+    """The last words of names, such as `last_epoch`, that no name in a checkpoint has. State of an optimizer goes by
+    its role, since a checkpoint may number parameters."""
+    there = {part for name in names for part in re.split(r"\W+", name)}
+    wanted = dict.fromkeys(map(_words, keys))
+    return tuple(words[0] for words in wanted if not there.intersection(words))
+
+
+def _words(key: tuple[str, str]) -> tuple[str, ...]:
+    """What a value may be called in a checkpoint."""
+    role, name = key
+    own = tuple(word for word, of in ROLES.items() if of == role)
+    parts = [part for part in re.split(r"\W+", name) if part and not part.isdecimal()]
+    return own or (parts[-1] if parts else role,)
 
 
 def _held(value: Value, files: Sequence[Path]) -> bool:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,8 @@ from shardproof.trainer.arms import (
     WHOLE,
     Session,
 )
-from shardproof.trainer.checkpoints import as_difference, differing
+from shardproof.trainer.cells import values_of
+from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both, of_every_mesh
 from shardproof.trainer.files_hold import not_made_by_build, written
@@ -411,16 +412,14 @@ class Judging:
         ranks = self.whole.ops[0].mesh.world
         fresh = [self.at(one.first("build")) for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
         live = not_made_by_build(self.at(at), fresh)
-        held = written(self.directory / f"checkpoint{arms.FIRST}", live, self.trainer.transient, ranks)
+        folder = self.directory / f"checkpoint{arms.FIRST}"
+        held = written(folder, live, self.trainer.transient, ranks)
         if held.converted:
             self.not_compared("written", wording.CONVERTED)
             return
         self.looked_at = held.looked_for
-        found = [
-            Difference(Key(at, "written", *key), "missing", total=1, mismatched=1, detail="its bytes are in no file")
-            for key in held.missing
-        ]
-        self.add("written", found, wording.of_written(held))
+        notes = wording.too_small(held.too_small, names_in(folder))
+        self.add("written", held.differences(at), wording.of_written(held), notes)
 
     def _other_mesh(self, session: Session) -> None:
         if WHOLE in self.failures or self.ended(session):
@@ -497,4 +496,6 @@ class Judging:
             wrong, farthest = (found if exactly else wrong), max(farthest, share)
         notes = [tell(names) for tell, names in ((of_one_way, left_out), (taken_for_settings, settings)) if names]
         notes += [wording.rounding(farthest)] if farthest and not wrong else []
-        self.add(session.name, wrong, wording.of_alike(wrong, session.of, first, farthest), notes)
+        one, other = (f"{session.of}={text}" for text in (first, values_of(self.trainer, self.scenario)[session.of]))
+        self.between = replace(self.between, against=one) if self.between else None
+        self.add(session.name, wrong, wording.of_alike(wrong, one, other, farthest), notes)

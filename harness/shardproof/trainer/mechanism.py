@@ -58,12 +58,14 @@ class Between:
     """Two moments that were compared.
 
     * before: what there was before both. ranks: how many ranks the arm has.
+    * against: what the expected moment is of, such as `offload=none`, where nobody knows which of the two is right.
     """
 
     expected: Mapping[Name, Value]
     observed: Mapping[Name, Value]
     before: Mapping[Name, Value]
     ranks: int
+    against: str = ""
 
     def pair(self, difference: Difference) -> Pair | None:
         """The two values of a tensor of floats that differ in their bits; None for any other difference."""
@@ -82,8 +84,10 @@ def mechanism(found: Sequence[Difference], between: Between) -> str:
     if not pairs or len(pairs) < len(every):
         return ""
     if max(distinct(as_bits(pair.observed)) for pair in pairs) < DISTINCT:
-        return "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
-    return next(filter(None, (rule(pairs, between) for rule in RULES)), "")
+        told = "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
+    else:
+        told = next(filter(None, (rule(pairs, between) for rule in RULES)), "")
+    return f"Measured against {between.against}: {told[0].lower()}{told[1:]}" if told and between.against else told
 
 
 def _rearranged(pairs: Sequence[Pair], between: Between) -> str:

@@ -8,7 +8,7 @@ importing it. The system has no contract. Its oracle is the trainer itself, driv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
@@ -76,6 +76,10 @@ class TrainerSystem(System):
             faults=Faults(),
             seed=Anything(),
         )
+
+    @property
+    def first_values(self) -> Mapping[str, str]:
+        return {axis: texts[0] for axis, texts in self.trainer.axes.items()} if self.trainer else {}
 
     @cached_property
     def contract(self) -> Contract:

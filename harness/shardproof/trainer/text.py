@@ -20,15 +20,15 @@ MOST_NAMED = 6
 """How many cells that fail alike are named."""
 
 
-def render(trainer: Described, results: Sequence[Result]) -> str:
-    """The whole text."""
+def render(trainer: Described, results: Sequence[Result], place: str = "", again: str = "") -> str:
+    """The whole text. place, again: the options that a printed command needs after the id, as a `Report` gives them."""
     lines = [*_state(results), *_table(results)]
     bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.UNSUPPORTED)]
     kinds: dict[object, list[Result]] = {}
     for result in bad:
         kinds.setdefault(_kind(result), []).append(result)
     for alike in [*kinds.values()][:MOST_SHOWN]:
-        lines += ["", *_cell(alike[0]), *_more(alike[1:])]
+        lines += ["", *_cell(alike[0]), *_more(alike[1:]), *_commands(alike[0], place, again)]
     if len(kinds) > MOST_SHOWN:
         lines += ["", f"Cells that fail in {len(kinds) - MOST_SHOWN} more ways are in the report."]
     lines += ["", *_not_compared(results)]
@@ -98,8 +98,16 @@ def _cell(result: Result) -> list[str]:
 
 
 def _arm(arm: ArmResult) -> list[str]:
+    """The line of an arm; of one that passes, with what it did not compare."""
     line = f"    {SIGNS[Verdict(arm.verdict)]:<9} {arm.name}"
-    return [f"{line}: {arm.sentence}" if arm.sentence else line]
+    told = arm.sentence or ("; ".join(arm.notes) if arm.verdict == Verdict.PASS.value else "")
+    return [f"{line}: {told}" if told else line]
+
+
+def _commands(result: Result, place: str, again: str) -> list[str]:
+    """What to type next about a cell."""
+    explain = f"shardproof explain {result.id}{place}"
+    return [f"    replay: {result.replay}{place}{again}", f"    explain: {explain}"]
 
 
 def _not_compared(results: Iterable[Result]) -> list[str]:

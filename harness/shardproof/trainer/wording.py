@@ -6,7 +6,7 @@ Every function gets what differs and says what that means to somebody whose trai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import Session
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import BESIDE
-from shardproof.trainer.files_hold import Written
+from shardproof.trainer.every_mesh import BESIDE, ROLES
+from shardproof.trainer.files_hold import Written, nameless
 from shardproof.verdict import Verdict
 from shardproof.wording.error_place import frames_of
 
@@ -232,11 +232,21 @@ def of_resumed(
         )
     keys = {(d.key.role, d.key.fqn) for d in found}
     if after_load and all(key in before and before[key] == after.get(key) for key in keys):
-        return f"`load` left {_what(found)} as a fresh trainer has them: nothing restores them. {_first(found)}"
+        again = next((text for role, text in STARTS_AGAIN.items() if {d.key.role for d in found} == {role}), "")
+        restored = f"`load` does not restore {_what(found)}; what is there is a fresh trainer's."
+        return f"{again}: {restored} {_first(found)}" if again else f"{restored} {_first(found)}"
     unseen = not after  # a trainer with fit is observed after steps alone
     step = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
     when = "Right after the load" if after_load else step
     return f"{when} {_what(found)} differ from the run that went on without a break. {_first(found)}"
+
+
+STARTS_AGAIN = {
+    "scheduler": "The learning-rate schedule starts again from the beginning",
+    "scaler": "The loss scale starts again from its first value",
+    "rng": "Random numbers are drawn from the state of a fresh process",
+}
+"""Role of what a load leaves as it is → what that means to a run, where nothing else is wrong."""
 
 
 def of_used(found: Sequence[Difference]) -> str:
@@ -263,9 +273,26 @@ def of_written(held: Written) -> str:
     """What no file holds."""
     if held.empty:
         return EMPTY
-    names = ", ".join(" of ".join(key) for key in held.missing[:3])
-    more = f" and {len(held.missing) - 3} more" if len(held.missing) > 3 else ""
-    return f"The checkpoint does not hold {names}{more}: the bytes that were live at the save are in no file."
+    several = f", among them {' of '.join(held.missing[0])}" if len(held.missing) > 1 else ""
+    what = f"`save` leaves {_named(held.missing)} out of the checkpoint"
+    return f"{what}: the bytes that were live at the save are in no file{several}."
+
+
+def too_small(keys: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str]:
+    """What was not looked for in the files, and what of it has no name there. names: of all that the checkpoint holds;
+    none where they cannot be read."""
+    told = (
+        [f"not looked for, since texts and short values cannot be told by their bytes: {_named(keys)}"] if keys else []
+    )
+    absent = nameless(keys, names) if names else ()
+    if absent:
+        more = f" and {len(absent) - MOST_WORDS} more" if len(absent) > MOST_WORDS else ""
+        words = ", ".join(absent[:MOST_WORDS])
+        told.append(f"`save` may have left some of these out: no name in the checkpoint has {words}{more} in it")
+    return told
+
+
+MOST_WORDS = 6
 
 
 def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
@@ -276,13 +303,30 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_what(found)} differ. {_first(found)}"
 
 
-def of_alike(found: Sequence[Difference], axis: str, first: str, share: float) -> str:
-    """What another way to compute the same comes to."""
+def of_alike(found: Sequence[Difference], first: str, own: str, share: float) -> str:
+    """What two ways to compute the same come to, none of which is known to be the right one.
+
+    Args:
+        first, own: the two ways, such as `shard=yes` and `shard=no`. share: how far apart they are.
+    """
     if not found:
         return ""
     told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far."
-    what = f"{axis} must not matter, and with {axis}={first} the run comes to other values: {_what(found)} differ."
-    return f"{what} {_first(found)}{told}"
+    axis = first.partition("=")[0]
+    what = f"{axis} must not matter, but {first} and {own} come to different values: {_what(found)} differ."
+    return f"{what} {_of_each(found[0], first, own)}{told} Which of the two is right, this arm cannot tell."
+
+
+def _of_each(one: Difference, first: str, own: str) -> str:
+    """What the first value that differs is on either side."""
+    if one.kind in ("missing", "extra"):
+        there, absent = (first, own) if one.kind == "missing" else (own, first)
+        return f"{_value(one)} is there with {there}, and not with {absent}."
+    if one.kind != "bits":
+        return f"With {own}, {_first([one])}"
+    sides = f"{_number(one.expected_first)} with {first} and {_number(one.observed_first)} with {own}"
+    where = " in its first element that differs" if one.total > 1 else ""
+    return f"{_value(one)} is {sides}{where}."
 
 
 MOST_TOLD = 1e6
@@ -327,18 +371,45 @@ def of_again(found: Sequence[EntryDifference]) -> str:
 
 
 def _what(found: Sequence[Difference]) -> str:
-    """What differs, by role: `exp_avg of 4 values, step of 4 values`."""
+    """The values that differ, grouped by role as `_named` groups names."""
+    return _named((one.key.role, one.key.fqn) for one in found)
+
+
+def _named(keys: Iterable[tuple[str, str]]) -> str:
+    """Values by role, those of the same names together: `exp_avg and step of 4 parameters, 4 values of scheduler`."""
     roles: dict[str, set[str]] = {}
-    for one in found:
-        roles.setdefault(one.key.role, set()).add(one.key.fqn)
-    told = [f"{role} of {min(names)}" if len(names) == 1 else f"{role} of {len(names)} values"
-            for role, names in sorted(roles.items())]  # fmt: skip
-    return ", ".join(told)
+    for role, name in keys:
+        roles.setdefault(role, set()).add(name)
+    groups: dict[frozenset[str], list[str]] = {}
+    for role, names in sorted(roles.items()):
+        groups.setdefault(frozenset(names), []).append(role)
+    return ", ".join(_group(roles, names) for names, roles in groups.items())
+
+
+def _group(roles: Sequence[str], names: Collection[str]) -> str:
+    """Roles that the same names have."""
+    *others, last = roles
+    told = f"{', '.join(others)} and {last}" if others else last
+    if len(names) == 1:
+        return f"{told} of {min(names)}"
+    if set(roles) <= {"grad", *ROLES.values()}:
+        return f"{told} of {len(names)} parameters"
+    return f"{len(names)} {KINDS[last]}" if roles[0] in KINDS and not others else f"{len(names)} values of {told}"
+
+
+KINDS = {"param": "parameters", "buffer": "buffers", "setting": "settings of param groups", "rng": "random states"}
+"""Role → what several values of it are called."""
+
+
+def _value(one: Difference) -> str:
+    """The name of a value, with its role unless the name begins with it, as that of a scheduler does."""
+    role, name = one.key.role, one.key.fqn
+    return name if name.startswith(f"{role}.") else f"{role} of {name}"
 
 
 def _first(found: Sequence[Difference]) -> str:
     one = found[0]
-    what = f"{one.key.role} of {one.key.fqn}"
+    what = _value(one)
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
     if one.detail and one.expected_first[:1] not in ("'", '"'):

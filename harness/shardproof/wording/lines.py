@@ -17,8 +17,8 @@ def headline(result: Result) -> str:
         return "every compared bit is as expected"
     if result.explanations:
         return result.explanations[0].text
-    if result.failed_arm is not None and result.failed_arm.sentence:
-        return f"{result.failed_arm.name}: {result.failed_arm.sentence}"
+    if result.headline_arm is not None and result.headline_arm.sentence:
+        return f"{result.headline_arm.name}: {result.headline_arm.sentence}"
     if result.error is not None:
         rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
         message = first_line(result.error.message)

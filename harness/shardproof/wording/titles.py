@@ -194,8 +194,8 @@ def _title_of_verdict(result: Result) -> str:
 def _failure(result: Result) -> str:
     """What failed first: the differences, where an error only follows from them; otherwise the error. Of a trainer's
     cell, what the first arm that failed says, which its judge has put into words already."""
-    if result.failed_arm is not None and result.failed_arm.sentence:
-        return _of_arm(result.failed_arm)
+    if result.headline_arm is not None and result.headline_arm.sentence:
+        return _of_arm(result.headline_arm)
     first = min((d.key.op for d in result.differences), default=None)
     error = result.error
     if error is not None and (first is None or error.op is None or error.op <= first):
@@ -206,8 +206,10 @@ def _failure(result: Result) -> str:
 
 
 def _of_arm(arm: ArmResult) -> str:
-    """The sentence of an arm without its full stop, and without what follows a colon where it is too long."""
+    """What an arm says without its last full stop. Of what is too long the first sentence, and of a sentence that is
+    still too long what stands before its colon."""
     told = arm.sentence.strip().removesuffix(".")
+    told = told.split(". ", 1)[0] if len(told) > LONGEST else told
     clause = told.split(": ", 1)[0]
     return clause if len(told) > LONGEST and len(clause) >= LONGEST // 4 else told
 

@@ -610,3 +610,18 @@ def test_what_another_command_would_not_take_either_leads_nowhere(
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04")
     assert "instead: " not in shardproof.refuses(*words)
+
+
+@pytest.mark.parametrize("command", ["replay", "shrink", "export"])
+def test_a_stored_cell_of_a_trainer_is_run_again_with_the_file_that_its_run_had(shardproof: Cli, command: str) -> None:
+    """`explain` needs no file; what runs the cell again prints where the run found it."""
+    result = report_samples.cell()
+    Path("t").mkdir()
+    with Store(Path("t") / DATABASE) as store:
+        run_id = store.begin_run(["trainer", "mine/my_trainer.py", "--set", "mesh=4"], 0, {})
+        store.plan(run_id, [result.scenario])
+        store.finished_many(run_id, [result])
+        store.end_run(run_id)
+    assert shardproof("explain", result.id, "--out", "t") == ExitStatus.OK
+    told = shardproof.refuses_in_three_parts(command, result.id, "--out", "t")
+    assert "for example: --plugin mine/my_trainer.py" in told

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from pathlib import Path
 
 import pytest
+from shardproof.protocol.registry import forget
 from shardproof.report.conditions import Condition, condition_of, terms_of
 from shardproof.scenario import Scenario
+from shardproof.trainer.system import register
 
 MESHES = ("1x1x1", "1x2x1", "2x2x1", "1x2x2")
 OFFLOADS = ("none", "cpu=0.5", "cpu")
@@ -99,3 +102,34 @@ def test_a_run_of_ten_thousand() -> None:
     condition = condition_of(fails, passes)
     assert condition is not None
     assert set(condition.terms) == {"mesh=1x2x2", "microbatches=3", "checkpoint=sharded"}
+
+
+def cell(options: str, system: str = "nobody_has:It") -> Scenario:
+    return Scenario.from_axes({"system": system, "program": "arms", "options": options})
+
+
+def test_each_axis_of_a_trainer_is_an_axis_of_its_own() -> None:
+    """One axis makes it fail, whatever the others are; or the value of another that no word of `options` names."""
+    bugs, meshes = ("", "bug=scheduler", "bug=group"), ("", "mesh=4")
+    every = [cell("+".join(filter(None, (bug, mesh)))) for bug in bugs for mesh in meshes]
+    failing = [scenario for scenario in every if "bug=scheduler" in scenario.options]
+    condition = condition_of(failing, [scenario for scenario in every if scenario not in failing])
+    assert condition == Condition(("bug=scheduler",), 2, 0, 4)
+    failing = [scenario for scenario in every if "mesh=4" not in scenario.options]
+    condition = condition_of(failing, [scenario for scenario in every if scenario not in failing])
+    assert condition == Condition(("mesh=first value",), 3, 0, 3)
+
+
+def test_the_first_value_of_a_trainers_axis_has_its_name_where_the_file_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "conditional.py"
+    file.write_text(
+        'class It(Trainer):\n    axes = {"mesh": ["2", "4"], "version": ["a", "b"]}\n    steps = (1, 0)\n'
+        "    def build(self, cell): ...\n    def step(self, index): ...\n"
+    )
+    register(str(file))
+    try:
+        every = [cell(options, "conditional:It") for options in ("", "version=b", "mesh=4", "mesh=4+version=b")]
+        assert condition_of(every[:2], every[2:]) == Condition(("mesh=2",), 2, 0, 2)
+        assert condition_of(every[::2], every[1::2]) == Condition(("version of the trainer=a",), 2, 0, 2)
+    finally:
+        forget("conditional:It")

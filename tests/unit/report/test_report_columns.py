@@ -68,3 +68,14 @@ def test_no_text_can_end_the_element_that_holds_it() -> None:
 
 def test_ten_thousand_results_are_a_third_of_a_megabyte() -> None:
     assert len(index_page(samples.many()).columns.encode()) < 350_000
+
+
+def test_each_axis_of_a_trainer_is_a_column() -> None:
+    plain = samples.cell()
+    every = [plain.scenario.with_axes({"options": options}) for options in ("", "mesh=4", "cause=x+mesh=4")]
+    found = document(samples.report(*(replace(plain, scenario=scenario) for scenario in every)))
+    columns = {column["name"]: column for column in found["columns"]}
+    assert decoded(columns["mesh"]) == ["first value", "4", "4"]
+    assert columns["mesh"]["default"] == "first value"
+    assert decoded(columns["cause of the trainer"]) == ["first value", "first value", "x"]
+    assert "options" not in {*columns, *found["same"]}

@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 import report_samples as samples
+from shardproof.diff import Difference
 from shardproof.errors import UsageError
+from shardproof.observe.logical import Key
 from shardproof.program import expand
 from shardproof.report.failure_page import FoundState, failure_page
 from shardproof.report.failure_text import render_explained
@@ -112,6 +114,21 @@ def test_its_title_is_what_the_first_failing_arm_says(sentence: str, expected: s
     told = title(replace(CELL, arms=arms))
     assert len(told) <= LONGEST
     assert told == expected or (not expected and told.startswith("Short: exp_avg"))
+
+
+def test_the_title_names_the_save_where_the_save_left_something_out() -> None:
+    """What a load lacks follows from it. What a save did not leave out, the arm that loads is asked first."""
+    resumed, saved = (ArmResult(name, "mismatch", f"What {name} says.") for name in ("resumed", "written"))
+    gone = Difference(Key(3, "written", "exp_avg", "0.weight"), "missing", total=1, mismatched=1)
+    both = replace(CELL, arms=(resumed, saved), differences=(*CELL.differences, gone))
+    assert (title(both), both.failed_arm) == ("What written says", resumed)
+    assert title(replace(both, differences=CELL.differences)) == "What resumed says"
+    assert title(replace(both, arms=(resumed, replace(saved, verdict="pass")))) == "What resumed says"
+
+
+def test_a_title_is_the_first_sentence_of_a_long_text() -> None:
+    arms = (ArmResult("resumed", "mismatch", f"The schedule starts again: all of it. {'lr ' * 60}."),)
+    assert title(replace(CELL, arms=arms)) == "The schedule starts again: all of it"
 
 
 def test_junit_has_the_first_failing_arms_sentence_as_its_message() -> None:

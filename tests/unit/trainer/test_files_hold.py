@@ -41,7 +41,7 @@ def test_what_is_in_no_file_is_missing_but_for_what_may_be(tmp_path: Path) -> No
     (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data)
     assert held(tmp_path).missing == (("exp_avg", "w"),)
     assert held(tmp_path, "exp_avg *").missing == ()
-    told = "The checkpoint does not hold exp_avg of w: the bytes that were live at the save are in no file."
+    told = "`save` leaves exp_avg of w out of the checkpoint: the bytes that were live at the save are in no file."
     assert wording.of_written(held(tmp_path)) == told
 
 
@@ -69,7 +69,8 @@ def test_a_folder_without_a_file_is_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"\0" * 64, b"\1" * 64, b"abcd"])
 def test_what_is_short_or_all_of_one_byte_is_not_looked_for(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.bin").write_bytes(b"something else")
-    assert written(tmp_path, {("param", "w"): Value("fp32", (len(data) // 4,), data)}, ()).looked_for == 0
+    found = written(tmp_path, {("param", "w"): Value("fp32", (len(data) // 4,), data)}, ())
+    assert (found.looked_for, found.too_small) == (0, (("param", "w"),))
 
 
 @pytest.mark.parametrize(("ranks", "missing"), [(1, True), (2, True), (4, False)])
@@ -78,6 +79,24 @@ def test_nothing_is_claimed_of_a_value_whose_pieces_are_too_short(ranks: int, mi
     (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data)
     found = written(tmp_path, {("param", "w"): LIVE["param", "w"], small: value(4, 8)}, (), ranks)
     assert (found.missing, found.looked_for) == (((small,), 2) if missing else ((), 1))
+    assert found.too_small == (() if missing else (small,))
+
+
+def test_what_was_not_looked_for_is_counted_and_named_where_no_entry_has_its_name(tmp_path: Path) -> None:
+    text, count = Value("utf8", (5,), b"int 3"), Value("fp32", (), b"\0\0\0@")
+    small = {("scheduler", "scheduler.last_epoch"): text, ("scheduler", "scheduler._last_lr.0"): text,
+             ("step", "w"): count, ("setting", "group0.lr"): text}  # fmt: skip
+    (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data + LIVE["exp_avg", "w"].data)
+    found = written(tmp_path, {**LIVE, **small}, ("setting *",))
+    assert found.too_small == (*small,)[:3], "neither random states nor what the trainer calls transient"
+    told = wording.too_small(found.too_small, ("model.w", "optim.state.0.step", "optim.state.0.exp_avg"))
+    assert told == [
+        "not looked for, since texts and short values cannot be told by their bytes: 2 values of scheduler, step of w",
+        "`save` may have left some of these out: no name in the checkpoint has last_epoch, _last_lr in it",
+    ]
+    assert wording.too_small(found.too_small, ("sched.last_epoch", "sched._last_lr[0]", "step.w")) == told[:1]
+    assert wording.too_small(found.too_small, ()) == told[:1], "names that cannot be read say nothing"
+    assert wording.too_small((), ("w",)) == []
 
 
 def test_what_every_build_makes_alike_need_not_be_in_a_checkpoint() -> None:

@@ -30,12 +30,12 @@ def values(arrays: dict[str, Floats]) -> dict[tuple[str, str], Value]:
     return found
 
 
-def told(wrong: dict[str, Floats], ranks: int = 2) -> str:
+def told(wrong: dict[str, Floats], ranks: int = 2, against: str = "") -> str:
     differences = [
         Difference(Key(3, "live", *key), "bits", total=24, mismatched=24)
         for key, value in values(wrong).items() if value != values(RIGHT)[key]
     ]  # fmt: skip
-    return mechanism(differences, Between(values(RIGHT), values(wrong), values(BEFORE), ranks))
+    return mechanism(differences, Between(values(RIGHT), values(wrong), values(BEFORE), ranks, against))
 
 
 def everywhere(make: Make) -> dict[str, Floats]:
@@ -60,6 +60,14 @@ def as_bf16(array: Floats) -> Floats:
 )
 def test_what_was_done_to_the_right_values_is_recognised(make: Make, sentence: str) -> None:
     assert sentence in told(everywhere(make))
+
+
+def test_where_nobody_knows_which_side_is_right_a_mechanism_says_against_what_it_measures() -> None:
+    wrong = everywhere(lambda x: np.concatenate([x[2:], x[:2]]))
+    assert told(wrong, against="offload=none").startswith("Measured against offload=none: the elements are the right ")
+    assert told(everywhere(np.zeros_like), against="a=b") == "Measured against a=b: all of them are zeros."
+    one = {**RIGHT, "param a": RIGHT["param a"] + np.float32(1)}
+    assert told(one, against="a=b") == told(one) == ""
 
 
 def test_values_of_other_tensors() -> None:

@@ -5,6 +5,7 @@ Every fault is planted in one session of a simulated trainer (`simulated`), and 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
         (saving_changes_the_rate, "unsaved", "Saving changed setting group0.lr from 0.1 to 0.3."),
         (only("resumed", "load", MOMENT, plus), "resumed", "Right after the load exp_avg of w differ"),
         (only("resumed", "load", LR, lambda _: "0.3"), "resumed", "setting of group0.lr is 0.3, and should be 0.1"),
-        (only("resumed", "load", RNG, plus), "resumed", "Right after the load rng of 2 values differ"),
+        (only("resumed", "load", RNG, plus), "resumed", "Right after the load 2 random states differ"),
         (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all is equal, but after a step"),
         (only("resumed", "step", COUNT, plus, 3), "resumed", "step of w is 5.0, and should be 4.0"),
         (only("used", "load", MOMENT, plus), "used", "left with something of its own: exp_avg of w differ"),
@@ -169,7 +170,7 @@ def test_live_state_in_no_file_is_told(folder: Path) -> None:
             super().write_checkpoints(where)
 
     found = Forgets(simulation(folder).scenario).judged(folder)
-    assert "The checkpoint does not hold exp_avg of w: the bytes that were live" in failed(found)["written"]
+    assert "`save` leaves exp_avg of w out of the checkpoint: the bytes that were live" in failed(found)["written"]
 
 
 def test_an_empty_folder_is_told(folder: Path) -> None:
@@ -423,7 +424,14 @@ def test_two_ways_that_come_to_the_same_pass_whatever_their_settings_say(folder:
 def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: tuple[str, str]) -> None:
     verdict, sentence, notes = alike(folder, "rounding", only("alike way", "step", key, plus, 1))
     assert (verdict, notes) == ("mismatch", [])
-    assert sentence.startswith(f"way must not matter, and with way=a the run comes to other values: {key[0]}")
+    assert sentence.startswith(f"way must not matter, but way=a and way=b come to different values: {key[0]}")
+    assert "should be" not in sentence
+    assert re.search(r"of w is \S+ with way=a and \S+ with way=b in its first element that differs\.", sentence)
+
+
+def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> None:
+    _, sentence, _ = alike(folder, "rounding", only("alike way", "step", PARAM, gone, 2))
+    assert "param of w is there with way=b, and not with way=a. Which of the two is right, this arm cannot" in sentence
 
 
 def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
     found = ran(tmp_path, "forgetful_fit")
     assert list(failed(found[FIRST])) == ["other mesh 1"]  # of which nothing is compared
     assert list(failed(found["forgets=true"])) == ["resumed", "other mesh 1"]
-    assert "rng of 2 values differ" in failed(found["forgets=true"])["resumed"]
+    assert "2 random states differ" in failed(found["forgets=true"])["resumed"]
 
 
 def test_raw_state_dicts_in_distributed_checkpoints(tmp_path: Path) -> None:

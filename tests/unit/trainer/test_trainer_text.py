@@ -25,10 +25,12 @@ def result(cell: str, verdict: Verdict, sentence: str = "", **more: Any) -> Resu
 def test_cells_that_fail_alike_but_for_numbers_are_told_once() -> None:
     found = [result(f"lr={n}", Verdict.MISMATCH, f"`load` left lr at {n}.5 of 2") for n in (1, 2)]
     found.append(result("lr=3", Verdict.MISMATCH, "`load` restored nothing"))
-    lines = text.render(TRAINER, found).splitlines()
+    lines = text.render(TRAINER, found, " --out o", " --plugin a/mine.py").splitlines()
     assert "    MISMATCH  resumed: `load` left lr at 1.5 of 2" in lines
     assert "    MISMATCH  resumed: `load` left lr at 2.5 of 2" not in lines
     assert lines[lines.index("    alike, but for numbers:") + 1] == f"      {found[1].id} (lr=2)"
+    assert f"    replay: shardproof replay {found[0].id} --out o --plugin a/mine.py" in lines
+    assert f"    explain: shardproof explain {found[0].id} --out o" in lines
     assert "    MISMATCH  resumed: `load` restored nothing" in lines
     assert "  resumed: not compared, a (3 cells)" in lines
     assert lines[-1] == "mine:Mine: 3 mismatch"

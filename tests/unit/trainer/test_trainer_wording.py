@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Problem, Value
 from shardproof.program import Op
 from shardproof.result import Failure
@@ -86,3 +87,35 @@ def test_ranks_that_part_in_a_step_have_gradients_of_their_own() -> None:
     apart = [Problem(Key(op, "live", "param", "w"), "replica_conflict", (0, 1), "x") for op in (0, 1)]
     assert "gradient of its own" in wording.of_problems(apart[1:], sessions)
     assert "gradient of its own" not in wording.of_problems(apart, sessions)
+
+
+def missing_schedule(*keys: tuple[str, str]) -> str:
+    """What an arm says of a load after which these values are as they were before it."""
+    found = [Difference(Key(7, "live", *key), "bits", total=1, mismatched=1, expected_first="'float 0.006'",
+                        observed_first="'float 0.002'") for key in keys]  # fmt: skip
+    kept = dict.fromkeys(keys, Value("utf8", (1,), b"0"))
+    return wording.of_resumed(found, kept, kept, after_load=True)
+
+
+def test_a_schedule_that_starts_again_is_told_in_plain_english() -> None:
+    rate, count = ("scheduler", "scheduler._last_lr.0"), ("scheduler", "scheduler.last_epoch")
+    assert missing_schedule(rate, count) == (
+        "The learning-rate schedule starts again from the beginning: `load` does not restore 2 values of scheduler; "
+        "what is there is a fresh trainer's. scheduler._last_lr.0 is 0.002, and should be 0.006."
+    )
+    assert missing_schedule(rate, ("param", "w")).startswith("`load` does not restore param of w, scheduler of ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ([("exp_avg", "a"), ("step", "a")], "exp_avg and step of a"),
+        ([("exp_avg", "a"), ("exp_avg", "b"), ("step", "a"), ("step", "b")], "exp_avg and step of 2 parameters"),
+        ([("exp_avg", "a"), ("exp_avg", "b"), ("step", "a")], "exp_avg of 2 parameters, step of a"),
+        ([("param", "a"), ("param", "b")], "2 parameters"),
+        ([("setting", "group0.lr"), ("setting", "group1.lr")], "2 settings of param groups"),
+        ([("extra_state", "a"), ("extra_state", "b")], "2 values of extra_state"),
+    ],
+)
+def test_values_are_counted_by_what_they_are(keys: list[tuple[str, str]], told: str) -> None:
+    assert wording._named(keys) == told

@@ -41,14 +41,15 @@ for (const column of columns.values()) {
 
 /* ---- What is chosen, and the address that says so ---- */
 
-const PLAIN = { q: "", x: firstAxis("mesh", 0), y: firstAxis("dtype", 1), colour: "standing", sort: "" };
+const ACROSS = firstAxis("mesh");
+const PLAIN = { q: "", x: ACROSS, y: firstAxis("dtype", ACROSS), colour: "standing", sort: "" };
 const state = { ...PLAIN, filters: new Map() };  // filters: name of a column → the values of which a row must have one
 
-function firstAxis(wanted, otherwise) {
+function firstAxis(wanted, taken) {
   const fitting = [...axes, ...varying.filter((column) => OWN.includes(column.name))];
   if (axes.some((column) => column.name === wanted)) return wanted;
-  const rest = fitting.filter((column) => column.name !== "mesh" && column.name !== "dtype");
-  return (rest[otherwise] || rest[0] || fitting[0] || columns.get("standing")).name;
+  const rest = fitting.filter((column) => !["mesh", "dtype", taken].includes(column.name));
+  return (rest[0] || fitting[0] || columns.get("standing")).name;
 }
 
 function fragment() {

@@ -117,6 +117,8 @@ CHILD = (
     "shardproof.torch_loop.streams",
     "shardproof.torch_schedules",
     "shardproof.trainer.judge",
+    "shardproof.trainer.judging",
+    "shardproof.trainer.two_ways",
     "shardproof.trainer.twin",
 )
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`

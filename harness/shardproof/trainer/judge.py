@@ -24,44 +24,31 @@ result lists; that the trainer trains well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from shardproof.diff import LAZY_STATE, Difference, diff
+from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
-from shardproof.observe.assemble import assemble
-from shardproof.observe.logical import Key, Logical, Problem, Value
-from shardproof.observe.record import LIVE, Record
-from shardproof.result import ArmResult, Failure, differences_to_json
-from shardproof.scenario import Scenario
+from shardproof.result import ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
     CUT,
-    NOTE,
     OTHER,
     RESUMED,
-    TOLD,
     TWICE,
     UNSAVED,
     USED,
     WHOLE,
     Session,
 )
-from shardproof.trainer.cells import values_of
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
-from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both, of_every_mesh
+from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh
 from shardproof.trainer.files_hold import not_made_by_build, written
-from shardproof.trainer.mechanism import Between, mechanism
-from shardproof.trainer.observed import records_of
-from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, rounded
-from shardproof.trainer.twin import NoTwin, Told, stepped
-from shardproof.trainer.wording import of_one_way, taken_for_settings
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.rounding import PARAMS, beyond_rounding
+from shardproof.trainer.twin import NoTwin, stepped
+from shardproof.trainer.two_ways import alike, altered
 from shardproof.verdict import Verdict, merge
 
 
@@ -69,50 +56,12 @@ def serve(payload: bytes) -> bytes:
     """Worker entry. The request is JSON: `scenario` (axes), `directory`, `observations` (files by session) and
     `failures`: session → what ended it. Replies with what `Laboratory` makes a result of."""
     request = json.loads(payload)
-    found = Judging.of(request).judged()
+    found = Judge.of(request).judged()
     return json.dumps(found).encode()
 
 
-@dataclass
-class Judging:
-    """The judgement of one cell: its sessions, the observations of each, and the arms judged so far.
-
-    element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
-    between: what was compared last.
-    """
-
-    scenario: Scenario
-    trainer: Described
-    sessions: tuple[Session, ...]
-    observed: Logical
-    problems: list[Problem]
-    notes: list[str]
-    told: Mapping[int, Told]
-    failures: Mapping[str, Failure]
-    directory: Path
-    found: list[ArmResult] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    unsteady: set[tuple[str, str]] = field(default_factory=set)
-    element_by_element: bool = False
-    rounding: bool = False
-    looked_at: int = 0
-    between: Between | None = None
-
-    @classmethod
-    def of(cls, request: Mapping[str, Any]) -> Judging:
-        """What a request names."""
-        scenario = Scenario.from_axes(request["scenario"])
-        trainer, sessions = arms.trainer_of(scenario), arms.sessions_of(scenario)
-        records: list[Record] = []
-        failures = {name: Failure(**error) for name, error in request["failures"].items()}
-        for session, paths in zip(sessions, request["observations"], strict=False):
-            records += records_of(paths, session, whole=session.name not in failures)
-        notes = [r.data.decode() for r in records if r.role == NOTE]
-        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD)])
-        return cls(
-            scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]),
-        )  # fmt: skip
+class Judge(Judging):
+    """The arms of one cell."""
 
     def judged(self) -> dict[str, Any]:
         """All arms in order, in JSON types."""
@@ -151,118 +100,9 @@ class Judging:
             if session.kind == OTHER:
                 self._other_mesh(session)
             elif session.kind == ALTERED:
-                self._altered(session)
+                altered(self, session)
             elif session.kind == ALIKE:
-                self._alike(session)
-
-    # What the arms share
-
-    def named(self, kind: str) -> Session | None:
-        """The session of that kind; None where the program has none."""
-        return next((session for session in self.sessions if session.kind == kind), None)
-
-    @property
-    def whole(self) -> Session:
-        return self.sessions[0]
-
-    @cached_property
-    def _by_op(self) -> dict[int, dict[tuple[str, str], Value]]:
-        found: dict[int, dict[tuple[str, str], Value]] = {}
-        for key, value in self.observed.items():
-            found.setdefault(key.op, {})[key.role, key.fqn] = value
-        return found
-
-    def at(self, op: int) -> dict[tuple[str, str], Value]:
-        """What was observed after an operation, without what is unsteady."""
-        return {key: value for key, value in self._by_op.get(op, {}).items() if key not in self.unsteady}
-
-    def step(self, session: Session, iteration: int) -> int:
-        """The operation of a session that is the step of an iteration; -1 where it has none."""
-        return next((op.index for op in session.ops if op.kind == "step" and op.iteration == iteration), -1)
-
-    @cached_property
-    def before(self) -> int:
-        return arms.program_of(self.trainer, self.scenario.program)[0]
-
-    @property
-    def saved(self) -> int:
-        """The operation of the uninterrupted session whose state a checkpoint has."""
-        save = self.whole.first("save")
-        return save if save >= 0 else self.step(self.whole, self.before - 1)
-
-    @cached_property
-    def idle(self) -> set[tuple[str, str]]:
-        """Generators from which nothing is drawn after the save: whether a load restores them has no effect."""
-        first, last = self.at(self.saved), self.at(self.whole.ops[-1].index)
-        return {key for key, value in first.items() if key[0] in OF_A_RANK and last.get(key) == value}
-
-    def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
-        """What differs between two moments, as differences of operation `op`."""
-        left_out = {*leave, *self.unsteady}
-
-        def logical(values: At) -> Logical:
-            return {Key(op, LIVE, *key): value for key, value in values.items() if key not in left_out}
-
-        left = logical(expected)
-        self.looked_at += len(left)
-        found = diff(left, logical(observed), (), (LAZY_STATE,))
-        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
-        before = self._by_op.get(op - 1, {}) if op > session.ops[0].index else {}
-        self.between = Between(expected, observed, before, session.ops[0].mesh.world)
-        return [d for d in found if d.fails and d.key.role]
-
-    def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
-        """An arm's verdict: a mismatch if anything differs, and no verdict if there was nothing to compare."""
-        told, looked_at = [*notes, *([wording.ROUNDING] if self.rounding else [])], self.looked_at
-        self.rounding, self.looked_at = False, 0
-        if not found and not looked_at:
-            why = wording.ALL_UNSTEADY if self.unsteady else wording.NOTHING_IN_COMMON
-            self.not_compared(name, "; ".join([why, *notes]))
-            return
-        verdict = Verdict.MISMATCH if found else Verdict.PASS
-        made = mechanism(found, self.between) if found and self.between else ""
-        said = " ".join(filter(None, (sentence, made))) if found else ""
-        self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
-        self.differences += found
-
-    def not_compared(self, name: str, why: str) -> None:
-        """An arm that nothing can be said of: never a pass."""
-        self.found.append(ArmResult(name, Verdict.UNSUPPORTED.value, why))
-
-    def ended(self, session: Session) -> bool:
-        """Whether a session failed, which then is the verdict of its arm."""
-        error = self.failures.get(session.name)
-        if error is not None:
-            self.found.append(wording.of_failure(session.name, error, self.trainer))
-        return error is not None
-
-    def in_turn(self, session: Session, other: Session) -> Iterator[tuple[int, int]]:
-        """The operations of the steps that two sessions share, after the save."""
-        for op in session.ops:
-            there = self.step(other, op.iteration)
-            if op.kind == "step" and op.iteration >= self.before and there >= 0:
-                yield there, op.index
-
-    def steps_differ(
-        self, session: Session, other: Session, leave: Iterable[tuple[str, str]] = (), *, rounds: bool
-    ) -> list[Difference]:
-        """The differences of the first shared step after which two sessions differ.
-
-        Args:
-            rounds: whether the processes of the two have another past, so that three ranks and more may add up their
-                gradients in another order. What that makes is no difference, and the arm notes it.
-        """
-        for there, here in self.in_turn(session, other):
-            expected, observed = self.at(there), self.at(here)
-            if found := self.compare(expected, observed, here, leave):
-                ranks = session.ops[0].mesh.world
-                if rounds and not self.exact and all(rounded(d, expected, observed, ranks) for d in found):
-                    self.rounding = True
-                    return []
-                return found
-        return []
-
-    # The arms
+                alike(self, session)
 
     def _structure(self) -> None:
         """Report a session whose ranks disagree: pieces that overlap, or copies of one tensor with other bits."""
@@ -344,15 +184,11 @@ class Judging:
                 found = self.compare(self.at(self.step(self.whole, op.iteration)), self.at(op.index), op.index)
         self.add(CUT, found, wording.of_cut(found))
 
-    def _loaded(self, session: Session) -> int:
-        """The operation after which a session has what it loaded; -1 where only steps are observed."""
-        return session.first("load")
-
     def _resumed(self) -> None:
         resumed = self.named(RESUMED)
         if resumed is None or WHOLE in self.failures or self.ended(resumed):
             return
-        load, found = self._loaded(resumed), list[Difference]()
+        load, found = self.loaded(resumed), list[Difference]()
         if load >= 0:
             found = self.compare(self.at(self.saved), self.at(load), load, self.idle)
         at_load = bool(found)
@@ -363,7 +199,7 @@ class Judging:
 
     def _cold(self) -> None:
         resumed = self.named(RESUMED)
-        load = self._loaded(resumed) if resumed else -1
+        load = self.loaded(resumed) if resumed else -1
         if resumed is None or load < 0 or {WHOLE, resumed.name} & self.failures.keys():
             return
         built, saved = self.at(load - 1), self.at(self.saved)
@@ -383,8 +219,8 @@ class Judging:
             return
         if RESUMED in self.failures:
             return
-        load = self._loaded(used)
-        found = self.compare(self.at(self._loaded(resumed)), self.at(load), load, self.idle)
+        load = self.loaded(used)
+        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self.idle)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
         self.add(USED, found, wording.of_used(found))
 
@@ -424,7 +260,7 @@ class Judging:
     def _other_mesh(self, session: Session) -> None:
         if WHOLE in self.failures or self.ended(session):
             return
-        load = self._loaded(session)
+        load = self.loaded(session)
         if load < 0 and not self.exact:
             self.not_compared(session.name, wording.FIT_ELSEWHERE)
             return
@@ -444,58 +280,3 @@ class Judging:
         notes += [wording.rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
-
-    @property
-    def exact(self) -> bool:
-        """Whether gradients are exact, so that steps on another mesh come to the same bits."""
-        return any(note == wording.PROBED for note in self.notes)
-
-    def _altered(self, session: Session) -> None:
-        axis, resumed = session.of, self.named(RESUMED)
-        if resumed is None or {WHOLE, RESUMED} & self.failures.keys() or self.ended(session):
-            return
-        load, wins = self._loaded(session), self.trainer.altered[axis]
-        if load < 0:
-            self.not_compared(session.name, wording.NO_ALTERED_FIT)
-            return
-        own, other = self.at(load - 1), self.at(self._loaded(resumed) - 1)
-        changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
-        if not changed:
-            text = wording.nothing_altered(axis)
-            self.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
-            return
-        kept, now = self.at(self._loaded(resumed)), self.at(load)
-        neither = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
-        if neither == changed:
-            self.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, wording.neither(neither, axis), ()))
-            return
-        wanted, told = own if wins == "run" else kept, changed - neither
-        found = self.compare(
-            {key: wanted[key] for key in told if key in wanted},
-            {key: now[key] for key in told if key in now},
-            load,
-        )
-        notes = [wording.neither(neither, axis)] if neither else []
-        self.add(session.name, found, wording.of_altered(found, axis, wins), notes)
-
-    def _alike(self, session: Session) -> None:
-        """The way of this cell against the first value of the axis."""
-        if WHOLE in self.failures or self.ended(session):
-            return
-        exactly, first = self.trainer.alike[session.of] == "bits", self.trainer.axes[session.of][0]
-        start: At = {}
-        wrong, left_out, settings, farthest = list[Difference](), set[Name](), set[Name](), 0.0
-        moments = {(op.kind, op.iteration): op.index for op in self.whole.ops}
-        for op in session.ops:
-            if op.kind == "fit" or wrong:
-                continue
-            both = of_both(self.at(op.index), self.at(moments[op.kind, op.iteration]))
-            start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
-            found = self.compare(both.one, both.other, op.index)
-            wrong, share = beyond_rounding(found, start, both.one, both.other)
-            wrong, farthest = (found if exactly else wrong), max(farthest, share)
-        notes = [tell(names) for tell, names in ((of_one_way, left_out), (taken_for_settings, settings)) if names]
-        notes += [wording.rounding(farthest)] if farthest and not wrong else []
-        one, other = (f"{session.of}={text}" for text in (first, values_of(self.trainer, self.scenario)[session.of]))
-        self.between = replace(self.between, against=one) if self.between else None
-        self.add(session.name, wrong, wording.of_alike(wrong, one, other, farthest), notes)

@@ -164,7 +164,7 @@ OF_EACH = "Look at what each rank scales gradients by, such as a norm to which n
 
 
 def _of_ranks(factor: float, ranks: int) -> str:
-    """What a factor says that is the number of ranks, or one by it."""
+    """Where to look if a factor on all changes is the number of ranks, or one divided by that number."""
     if ranks < 2 or min(abs(factor / ranks - 1), abs(factor * ranks - 1)) > NEAR:
         return ""
     often = "as many as there are ranks" if factor > 1 else "one by the number of ranks"

@@ -15,7 +15,7 @@ from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
-from shardproof.trainer.arms import Session
+from shardproof.trainer.arms import OTHER, Session
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE, ROLES
 from shardproof.trainer.files_hold import Written, nameless
@@ -64,10 +64,18 @@ def nothing_trains(steps: int) -> str:
     )
 
 
-def of_failure(name: str, error: Failure, trainer: Described) -> ArmResult:
-    """The verdict of an arm whose ranks failed, and whose method it was."""
+def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResult:
+    """The verdict of an arm whose ranks failed, and whose method it was.
+
+    One rank is tried whether or not a trainer names it: one that cannot be built there has nothing to load.
+    """
+    name = session.name
     if error.type == "Unsupported":
         return ArmResult(name, Verdict.UNSUPPORTED.value, error.message, ())
+    unasked = session.kind == OTHER and session.of not in trainer.axes.get("mesh", ())
+    if unasked and session.ops and error.op == session.ops[0].index:
+        told = f"not compared: the trainer cannot be built on one rank, which it does not name ({error.type})"
+        return ArmResult(name, Verdict.UNSUPPORTED.value, told, ())
     who = f" in {_method(error, trainer)}" if _method(error, trainer) else ""
     raised = _raised_by(error, trainer)
     where = f"rank {error.rank}" if error.rank is not None else "the ranks"

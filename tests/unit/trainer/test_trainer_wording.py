@@ -45,9 +45,10 @@ def test_a_crash_names_the_line_of_the_library_that_raised(tmp_path: Path) -> No
         '  File "/usr/lib/python3.11/functools.py", line 3, in wrapper',
     ]
     error = Failure("TypeError", "no len", 0, "\n".join(lines))
-    (crash, trainer) = wording.of_failure("resumed", error, described(str(file))).sentence, "build (mine.py, line 9)"
+    resumed, trainer = Session("resumed", ()), "build (mine.py, line 9)"
+    crash = wording.of_failure(resumed, error, described(str(file))).sentence
     assert crash == f"TypeError on rank 0 in {trainer}, raised by start_param_sync (core/buffer.py, line 341): no len"
-    own = wording.of_failure("resumed", Failure("TypeError", "no len", 0, lines[0]), described(str(file)))
+    own = wording.of_failure(resumed, Failure("TypeError", "no len", 0, lines[0]), described(str(file)))
     assert own.sentence == f"TypeError on rank 0 in {trainer}: no len"
 
 
@@ -119,3 +120,14 @@ def test_a_schedule_that_starts_again_is_told_in_plain_english() -> None:
 )
 def test_values_are_counted_by_what_they_are(keys: list[tuple[str, str]], told: str) -> None:
     assert wording._named(keys) == told
+
+
+def test_one_rank_is_not_asked_of_a_trainer_that_cannot_be_built_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text_of_trainer("axes = {'mesh': ['2', '4']}"))
+    trainer = described(str(tmp_path / "mine.py"))
+    ops = tuple(Op(index, kind, "main", 0, Mesh(1, 1, 1), 0, 0) for index, kind in ((7, "build"), (8, "load")))
+    told = [
+        wording.of_failure(Session(f"other mesh {mesh}", ops), Failure("ValueError", "no", 0, "", op), trainer).verdict
+        for mesh, op in (("1", 7), ("1", 8), ("2", 7))
+    ]
+    assert told == ["unsupported", "crash", "crash"]

@@ -1,0 +1,185 @@
+"""What the arms of a trainer's cell share while they are judged: sessions, their observations, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from shardproof.diff import LAZY_STATE, Difference, diff
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import LIVE, Record
+from shardproof.result import ArmResult, Failure
+from shardproof.scenario import Scenario
+from shardproof.trainer import arms, wording
+from shardproof.trainer.arms import (
+    NOTE,
+    TOLD,
+    Session,
+)
+from shardproof.trainer.described import Described
+from shardproof.trainer.every_mesh import OF_A_RANK
+from shardproof.trainer.mechanism import Between, mechanism
+from shardproof.trainer.observed import records_of
+from shardproof.trainer.rounding import At, rounded
+from shardproof.trainer.twin import Told
+from shardproof.verdict import Verdict
+
+
+@dataclass
+class Judging:
+    """The judgement of one cell: its sessions, the observations of each, and the arms judged so far.
+
+    element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
+    between: what was compared last.
+    """
+
+    scenario: Scenario
+    trainer: Described
+    sessions: tuple[Session, ...]
+    observed: Logical
+    problems: list[Problem]
+    notes: list[str]
+    told: Mapping[int, Told]
+    failures: Mapping[str, Failure]
+    directory: Path
+    found: list[ArmResult] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    unsteady: set[tuple[str, str]] = field(default_factory=set)
+    element_by_element: bool = False
+    rounding: bool = False
+    looked_at: int = 0
+    between: Between | None = None
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Self:
+        """What a request names."""
+        scenario = Scenario.from_axes(request["scenario"])
+        trainer, sessions = arms.trainer_of(scenario), arms.sessions_of(scenario)
+        records: list[Record] = []
+        failures = {name: Failure(**error) for name, error in request["failures"].items()}
+        for session, paths in zip(sessions, request["observations"], strict=False):
+            records += records_of(paths, session, whole=session.name not in failures)
+        notes = [r.data.decode() for r in records if r.role == NOTE]
+        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD)])
+        return cls(
+            scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
+            failures, Path(request["directory"]),
+        )  # fmt: skip
+
+    def named(self, kind: str) -> Session | None:
+        """The session of that kind; None where the program has none."""
+        return next((session for session in self.sessions if session.kind == kind), None)
+
+    @property
+    def whole(self) -> Session:
+        return self.sessions[0]
+
+    @cached_property
+    def _by_op(self) -> dict[int, dict[tuple[str, str], Value]]:
+        found: dict[int, dict[tuple[str, str], Value]] = {}
+        for key, value in self.observed.items():
+            found.setdefault(key.op, {})[key.role, key.fqn] = value
+        return found
+
+    def at(self, op: int) -> dict[tuple[str, str], Value]:
+        """What was observed after an operation, without what is unsteady."""
+        return {key: value for key, value in self._by_op.get(op, {}).items() if key not in self.unsteady}
+
+    def step(self, session: Session, iteration: int) -> int:
+        """The operation of a session that is the step of an iteration; -1 where it has none."""
+        return next((op.index for op in session.ops if op.kind == "step" and op.iteration == iteration), -1)
+
+    @cached_property
+    def before(self) -> int:
+        return arms.program_of(self.trainer, self.scenario.program)[0]
+
+    @property
+    def saved(self) -> int:
+        """The operation of the uninterrupted session whose state a checkpoint has."""
+        save = self.whole.first("save")
+        return save if save >= 0 else self.step(self.whole, self.before - 1)
+
+    @cached_property
+    def idle(self) -> set[tuple[str, str]]:
+        """Generators from which nothing is drawn after the save: whether a load restores them has no effect."""
+        first, last = self.at(self.saved), self.at(self.whole.ops[-1].index)
+        return {key for key, value in first.items() if key[0] in OF_A_RANK and last.get(key) == value}
+
+    def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
+        """What differs between two moments, as differences of operation `op`."""
+        left_out = {*leave, *self.unsteady}
+
+        def logical(values: At) -> Logical:
+            return {Key(op, LIVE, *key): value for key, value in values.items() if key not in left_out}
+
+        left = logical(expected)
+        self.looked_at += len(left)
+        found = diff(left, logical(observed), (), (LAZY_STATE,))
+        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        before = self._by_op.get(op - 1, {}) if op > session.ops[0].index else {}
+        self.between = Between(expected, observed, before, session.ops[0].mesh.world)
+        return [d for d in found if d.fails and d.key.role]
+
+    def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
+        """An arm's verdict: a mismatch if anything differs, and no verdict if there was nothing to compare."""
+        told, looked_at = [*notes, *([wording.ROUNDING] if self.rounding else [])], self.looked_at
+        self.rounding, self.looked_at = False, 0
+        if not found and not looked_at:
+            why = wording.ALL_UNSTEADY if self.unsteady else wording.NOTHING_IN_COMMON
+            self.not_compared(name, "; ".join([why, *notes]))
+            return
+        verdict = Verdict.MISMATCH if found else Verdict.PASS
+        made = mechanism(found, self.between) if found and self.between else ""
+        said = " ".join(filter(None, (sentence, made))) if found else ""
+        self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
+        self.differences += found
+
+    def not_compared(self, name: str, why: str) -> None:
+        """An arm that nothing can be said of: never a pass."""
+        self.found.append(ArmResult(name, Verdict.UNSUPPORTED.value, why))
+
+    def ended(self, session: Session) -> bool:
+        """Whether a session failed, which then is the verdict of its arm."""
+        error = self.failures.get(session.name)
+        if error is not None:
+            self.found.append(wording.of_failure(session, error, self.trainer))
+        return error is not None
+
+    def in_turn(self, session: Session, other: Session) -> Iterator[tuple[int, int]]:
+        """The operations of the steps that two sessions share, after the save."""
+        for op in session.ops:
+            there = self.step(other, op.iteration)
+            if op.kind == "step" and op.iteration >= self.before and there >= 0:
+                yield there, op.index
+
+    def steps_differ(
+        self, session: Session, other: Session, leave: Iterable[tuple[str, str]] = (), *, rounds: bool
+    ) -> list[Difference]:
+        """The differences of the first shared step after which two sessions differ.
+
+        Args:
+            rounds: whether the processes of the two have another past, so that three ranks and more may add up their
+                gradients in another order. What that makes is no difference, and the arm notes it.
+        """
+        for there, here in self.in_turn(session, other):
+            expected, observed = self.at(there), self.at(here)
+            if found := self.compare(expected, observed, here, leave):
+                ranks = session.ops[0].mesh.world
+                if rounds and not self.exact and all(rounded(d, expected, observed, ranks) for d in found):
+                    self.rounding = True
+                    return []
+                return found
+        return []
+
+    def loaded(self, session: Session) -> int:
+        """The operation after which a session has what it loaded; -1 where only steps are observed."""
+        return session.first("load")
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients are exact, so that steps on another mesh come to the same bits."""
+        return any(note == wording.PROBED for note in self.notes)

@@ -1,0 +1,70 @@
+"""Two arms of a cell against another value of an axis: `altered`, where the ranks that load have another one, and
+`alike`, where another one is another way to compute the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardproof.diff import Difference
+from shardproof.result import ArmResult
+from shardproof.trainer import wording
+from shardproof.trainer.arms import RESUMED, WHOLE, Session
+from shardproof.trainer.cells import values_of
+from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
+from shardproof.trainer.wording import of_one_way, taken_for_settings
+from shardproof.verdict import Verdict
+
+
+def altered(judging: Judging, session: Session) -> None:
+    """Who wins where the ranks that load have another value of an axis."""
+    axis, resumed = session.of, judging.named(RESUMED)
+    if resumed is None or {WHOLE, RESUMED} & judging.failures.keys() or judging.ended(session):
+        return
+    load, wins = judging.loaded(session), judging.trainer.altered[axis]
+    if load < 0:
+        judging.not_compared(session.name, wording.NO_ALTERED_FIT)
+        return
+    own, other = judging.at(load - 1), judging.at(judging.loaded(resumed) - 1)
+    changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
+    if not changed:
+        text = wording.nothing_altered(axis)
+        judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
+        return
+    kept, now = judging.at(judging.loaded(resumed)), judging.at(load)
+    neither = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
+    if neither == changed:
+        judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, wording.neither(neither, axis), ()))
+        return
+    wanted, told = own if wins == "run" else kept, changed - neither
+    found = judging.compare(
+        {key: wanted[key] for key in told if key in wanted},
+        {key: now[key] for key in told if key in now},
+        load,
+    )
+    notes = [wording.neither(neither, axis)] if neither else []
+    judging.add(session.name, found, wording.of_altered(found, axis, wins), notes)
+
+
+def alike(judging: Judging, session: Session) -> None:
+    """The way of this cell against the first value of the axis."""
+    if WHOLE in judging.failures or judging.ended(session):
+        return
+    exactly, first = judging.trainer.alike[session.of] == "bits", judging.trainer.axes[session.of][0]
+    start: At = {}
+    wrong, left_out, settings, farthest = list[Difference](), set[Name](), set[Name](), 0.0
+    moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
+    for op in session.ops:
+        if op.kind == "fit" or wrong:
+            continue
+        both = of_both(judging.at(op.index), judging.at(moments[op.kind, op.iteration]))
+        start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
+        found = judging.compare(both.one, both.other, op.index)
+        wrong, share = beyond_rounding(found, start, both.one, both.other)
+        wrong, farthest = (found if exactly else wrong), max(farthest, share)
+    notes = [tell(names) for tell, names in ((of_one_way, left_out), (taken_for_settings, settings)) if names]
+    notes += [wording.rounding(farthest)] if farthest and not wrong else []
+    one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
+    judging.between = replace(judging.between, against=one) if judging.between else None
+    judging.add(session.name, wrong, wording.of_alike(wrong, one, other, farthest), notes)

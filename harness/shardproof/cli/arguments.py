@@ -157,9 +157,9 @@ def one_scenario(name: str, system: str | None, out: Path | None, *, keep_versio
     from dataclasses import replace
 
     from shardproof.space.defaults import completed
-    from shardproof.space.files import load_space, names_a_file, space_names, split_system
+    from shardproof.space.files import load_space, split_system
 
-    if name in space_names() or names_a_file(name):
+    if _names_a_scenario(name):
         space = load_space(name)
         found = space.on_systems([system] if system else []).scenarios
         if len(found) != 1 or space.walks:
@@ -240,11 +240,17 @@ def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) ->
     Raises:
         UsageError: there is none, or several.
     """
-    from shardproof.space.files import names_a_file, space_names
-
-    if name in space_names() or names_a_file(name):
+    if _names_a_scenario(name):
         return run(one_scenario(name, None, out, keep_version=True))
     return stored(name, out)
+
+
+def _names_a_scenario(name: str) -> bool:
+    """Whether a word means a scenario by its file or name and no stored result: no id has a slash, so that a mistyped
+    `regressions/NAME` is refused as a name of scenarios."""
+    from shardproof.space.files import names_a_file, space_names
+
+    return "/" in name or name in space_names() or names_a_file(name)
 
 
 def with_pasted(error: UsageError, result: Result, name: str) -> UsageError:

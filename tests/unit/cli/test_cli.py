@@ -351,6 +351,13 @@ def test_an_unknown_or_ambiguous_id_is_refused(shardproof: Cli, command: str) ->
     assert "1 to 12 hex digits" in shardproof.refuses(command, "1A")
 
 
+def test_a_mistyped_regression_is_no_mistyped_id(shardproof: Cli) -> None:
+    for command in ("export", "shrink"):
+        assert "did you mean regressions/torch-fsdp2-164929" in shardproof.refuses(
+            command, "regressions/torch-fsdp2-164929x"
+        )
+
+
 def test_explain_finds_the_newest_folder_and_survives_a_damaged_one(shardproof: Cli) -> None:
     result = passing(1)
     stored(Path("reports/sound"), result)

@@ -371,6 +371,9 @@ def test_planning_imports_nothing_heavy() -> None:
     [
         ('modle = "moe"', r"mine\.toml: scenario 1: axis: given 'modle' \(did you mean model\?\).*: dtype = \"bf16\"$"),
         ('model = "moee"', r"mine\.toml: scenario 1: model: given 'moee' \(did you mean moe\?\)"),
+        ('dtype = "bf61"', r"dtype storage: given 'bf61' \(did you mean bf16\?\)[^\n]*$"),
+        ('dtype = "fp64"', r"dtype storage: given 'fp64'; allowed"),
+        ('mehs = "1x2x1"', r"axis: given 'mehs' \(did you mean mesh\?\)"),
         ('system = "megatron"', r"mine\.toml: scenario 1: system: given 'megatron'"),
     ],
 )

@@ -18,7 +18,6 @@ from shardproof.report.model import Change, Cluster, Report
 from shardproof.report.repaired import Repaired, repaired
 from shardproof.result import Result
 from shardproof.verdict import Standing, Verdict
-from shardproof.versions import CURED
 
 PAGES = 500
 """Up to so many failures each has a page of its own."""
@@ -98,7 +97,7 @@ class IndexPage:
     """The page.
 
     * sentence: the run in one sentence. look: the standing whose colour it has. because: why it ends as it does.
-    * cured: what of the libraries' known defects was cured, where all passed: it is not the released library that did.
+    * cured: how many known defects were cured: it is not the released library then that passes.
     * unjudged, new: causes. known: a line for each set of known defects. repaired: entries that no longer fail.
     * heads: what is said of each.
     * several: there are results of more than one system. columns: the results as JSON.
@@ -134,10 +133,9 @@ def index_page(report: Report) -> IndexPage:
         {cause.cluster.id: cause.wording.headline for cause in causes},
         {member.id for cause in causes for member in cause.paged},
     )
-    cured = _cured(report) if look == "pass" else ""
     return IndexPage(
-        sentence, cured, look, _because(report), _shares(report), tuple(unjudged), tuple(new), _lines(failing),
-        repaired(report), describe_heads(report), several, columns, shlex.join(report.run.command),
+        sentence, report.cured_in_words, look, _because(report), _shares(report), tuple(unjudged), tuple(new),
+        _lines(failing), repaired(report), describe_heads(report), several, columns, shlex.join(report.run.command),
     )  # fmt: skip
 
 
@@ -213,14 +211,6 @@ def _sentence(report: Report, causes: int) -> tuple[str, str]:
     if known:
         return f"Nothing new: {known} of {ran} scenarios fail, with known defects", "known"
     return f"All {ran} scenarios that ran pass" if ran > 1 else "The one scenario that ran passes", "pass"
-
-
-def _cured(report: Report) -> str:
-    """How many known defects of which release were cured, so that nobody takes a cured library for the released one."""
-    defects = {(r.system, defect) for r in report.results for defect in r.cured}
-    releases = {f"{r.system} {r.version.removesuffix(CURED)}" for r in report.results if r.cured}
-    of = next(iter(releases)) if len(releases) == 1 else f"{len(releases)} releases"
-    return f"{_count(len(defects), 'known defect')} of {of} cured" if defects else ""
 
 
 def _because(report: Report) -> str:

@@ -135,7 +135,8 @@ def index_page(report: Report) -> IndexPage:
     )
     return IndexPage(
         sentence, report.cured_in_words, look, _because(report), _shares(report), tuple(unjudged), tuple(new),
-        _lines(failing), repaired(report), describe_heads(report), several, columns, shlex.join(report.run.command),
+        _lines(failing), repaired(report), describe_heads(report), several, columns,
+        shlex.join(["shardproof", *report.run.command]),
     )  # fmt: skip
 
 
@@ -222,8 +223,9 @@ def _because(report: Report) -> str:
     elif standings[Standing.NEW]:
         more = f" {_count(standings[Standing.KNOWN], 'more')} failed as is known." if standings[Standing.KNOWN] else ""
         told.append(f"Exit status {int(status)}, since something new failed.{more}")
-    if any(head.lost.too_much for head in report.heads):
-        told.append("A head refuses more than a tenth of what the newest release runs: what passes there is no pass.")
+    if lost := [f"{head.system} {head.version}" for head in report.heads if head.lost.too_much]:
+        more = f"{' and '.join(lost)}: more than a tenth of what the newest release runs is refused there"
+        told.append(f"{more}, so that what passes there is no pass.")
     if report.missing:
         told.append(f"{_count(len(report.missing), 'planned scenario')} did not finish: run the same command again.")
     if report.by_face:

@@ -254,17 +254,21 @@ def _names_a_scenario(name: str) -> bool:
 
 
 def with_pasted(error: UsageError, result: Result, name: str) -> UsageError:
-    """An error that names the command which replays a result, with that of a user's command line in its place.
+    """An error that names commands which replay or shrink a result, with those of a user's command line in their place.
 
     Args:
         name: of the scenario, as it was given: an id of a stored result, or what `run` takes.
     """
+    import shlex
+
+    from shardproof.export.case import shrink_of
     from shardproof.report.model import again_of, place_of
 
     command = tuple(sys.argv[1:])
-    kept = f"{result.replay}{place_of(command)}{again_of(command)}"
-    shown = kept if result.id.startswith(name) else run_again(name)
-    return UsageError(str(error).replace(result.replay, shown))
+    options = f"{place_of(command)}{again_of(command)}"
+    shown = f"{result.replay}{options}" if result.id.startswith(name) else run_again(name)
+    text = str(error).replace(shrink_of(result.id), shrink_of(f"{shlex.quote(name)}{options}"))
+    return UsageError(text.replace(result.replay, shown))
 
 
 def run_again(name: str) -> str:

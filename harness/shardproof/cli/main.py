@@ -24,7 +24,7 @@ from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
 from shardproof.cli.resilience import resilience
 from shardproof.cli.trainer import trainer
-from shardproof.errors import MOST_GIVEN, TWO_CHECKPOINTS, UNWRITTEN, HarnessError, UsageError, printable
+from shardproof.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 from shardproof.world import preflight
@@ -431,20 +431,28 @@ def doctor(newer: bool, python: str | None, clones: tuple[str, ...], plugins: tu
 @cli.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path), metavar="PATH")
 def inspect(checkpoint: Path) -> int:
-    """List what a checkpoint holds: a DCP directory or a torch.save file. Nothing in it is executed.
+    """List what a checkpoint of any stack holds: all that `diff` reads. Nothing in it is executed.
 
     \b
     shardproof inspect checkpoints/step-100
     """
+    from shardproof.compare.listing import listed
+    from shardproof.compare.text import foreign_names
+    from shardproof.protocol.registry import all_systems
     from shardproof.readers.description import check_complete, describe, is_foreign, render_description
-    from shardproof.readers.errors import CheckpointError
+    from shardproof.readers.errors import CheckpointError, UnfamiliarError
 
     load_plugins(())
+    foreign: tuple[str, ...] = ()
     try:
         rows = describe(checkpoint)
     except CheckpointError as error:
-        raise (error.led_to(TWO_CHECKPOINTS) if is_foreign(checkpoint) else error) from None
+        if not is_foreign(checkpoint) and not isinstance(error, UnfamiliarError):
+            raise
+        rows, foreign = listed(checkpoint, [layout for system in all_systems() for layout in system.layouts])
     print(render_description(rows), end="")
+    if foreign:
+        print(foreign_names(foreign))
     check_complete(checkpoint, rows)
     return ExitStatus.OK
 

@@ -586,8 +586,6 @@ def test_what_cannot_be_said_is_no_verdict(words: str, stdout: str, stderr: str,
         (("run", "train.py"), "`shardproof trainer my_trainer.py`"),
         (("trainer", "train.py"), "`shardproof trainer --command "),
         (("resilience", "orbax"), "`shardproof resilience my_trainer.py`"),
-        (("inspect", "model.safetensors"), "`shardproof diff A B`"),
-        (("inspect", "a_folder"), "`shardproof diff A B`"),
         (("diff", "train.py", "train.py"), "`shardproof trainer my_trainer.py`"),
     ],
 )
@@ -596,9 +594,6 @@ def test_a_refusal_leads_to_the_command_that_takes_it(
 ) -> None:
     (tmp_path / "mine.toml").write_text('schema = 1\n[scenario]\nsystem = "reference"\noptimizer = "lion"\n')
     (tmp_path / "train.py").write_text("import torch\n")
-    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    (tmp_path / "a_folder").mkdir()
-    (tmp_path / "a_folder/latest").write_text("global_step1")
     last = shardproof.refuses(*words).rstrip("\n").rpartition("\n")[2]
     assert last.startswith("instead: ")
     assert way in last

@@ -133,7 +133,8 @@ def cli() -> None:
     shardproof run --system megatron-core@0.16.1    another release of a library, installed on the spot
     shardproof replay 1a2b3c4d5e6f                  one scenario again, in fresh processes
 
-    Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run.
+    Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run,
+    130 Ctrl-C, 141 the reader of the output closed it.
     """
 
 

@@ -432,7 +432,7 @@ def doctor(newer: bool, python: str | None, clones: tuple[str, ...], plugins: tu
 @cli.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path), metavar="PATH")
 def inspect(checkpoint: Path) -> int:
-    """List what a checkpoint of any stack holds: all that `diff` reads. Nothing in it is executed.
+    """List the tensors and values of a checkpoint that any stack wrote. No code in its pickles is executed.
 
     \b
     shardproof inspect checkpoints/step-100

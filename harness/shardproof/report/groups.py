@@ -35,8 +35,7 @@ class Tensor:
 
     @property
     def ranks(self) -> str:
-        """Which ranks have it wrong: those that hold it, or that wrote what a checkpoint holds; empty where that is not
-        known."""
+        """Which ranks hold the wrong value, or wrote it to the checkpoint; empty where the ranks are not known."""
         if not self.first.ranks:
             return ""
         named = f"rank{'s' * (len(self.first.ranks) > 1)} {', '.join(map(str, self.first.ranks))}"

@@ -304,4 +304,6 @@ def test_what_is_cut_off_or_damaged_is_called_so(checkpoint: Path, sound: Path, 
     shard.write_bytes(shard.read_bytes()[:-600])
     assert "given 'cut off: " in refusal(checkpoint)
     (checkpoint / ".metadata").unlink()
-    assert ".metadata: given 'none beside __0_0.distcp'; allowed: the file that says what lies where" in refusal(checkpoint)
+    assert ".metadata: given 'none beside __0_0.distcp'; allowed: the file that says what lies where" in refusal(
+        checkpoint
+    )

@@ -77,7 +77,7 @@ def test_the_keyboard_goes_through_the_elements(visit: Visit, written: Written) 
     page = visit(written(samples.pictured()))
     of = tensor(page, "param")
     told = of.locator(".apart")
-    assert told.inner_text().startswith("Element [0, 1]; 2130706432 ULP apart; 1 bit differs; held by rank 0")
+    assert told.inner_text().startswith("Element [0, 1]; 2130706432 ULP apart; 1 bit differs; held in memory by rank 0")
     of.locator(".grid").focus()
     for key, expected in (
         ("ArrowRight", "Element [0, 2]; equal"), ("ArrowDown", "Element [1, 2]; equal"),
@@ -93,7 +93,7 @@ def test_a_click_chooses_an_element(visit: Visit, written: Written) -> None:
     page = visit(written(samples.pictured()))
     of = tensor(page, "param")
     of.locator("canvas").click(position={"x": 3 * 26 + 8, "y": 2 * 26 + 8})
-    assert of.locator(".apart").inner_text().startswith("Element [2, 3]; equal; held by rank 1")
+    assert of.locator(".apart").inner_text().startswith("Element [2, 3]; equal; held in memory by rank 1")
     row = " ".join(of.locator(".bits tr").first.inner_text().split())
     assert row == "expected 01000001011100000000000000000000 15 0x41700000"
 

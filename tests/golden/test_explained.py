@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import report_samples as samples
+from shardproof.diff import Difference
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.observe.logical import Key
+from shardproof.observe.record import WRITTEN
 from shardproof.protocol.registry import system_named
 from shardproof.report.failure_text import render_explained
 from shardproof.result import Failure, Result
@@ -25,23 +28,23 @@ Loading gave up.weight and its moments, counts and more wrong bits
 
 operation 8 (load), first to diverge: 6 values
   exp_avg (first moments), 1 tensor: bits × 1
-    up.weight  bits  2 of 40 elements, up to 16924 ULP; ranks 0, 1; expected 3.0 (0x4040) but got 9.0 (0x4110)
+    up.weight  bits  2 of 40 elements, up to 16924 ULP; on ranks 0, 1; expected 3.0 (0x4040) but got 9.0 (0x4110)
   exp_avg_sq (second moments), 1 tensor: bits × 1
-    up.weight  bits  1 of 24 elements, 1 NaN; rank 0; expected 5.0 (0x4500) but got nan (0x7e00)
+    up.weight  bits  1 of 24 elements, 1 NaN; on rank 0; expected 5.0 (0x4500) but got nan (0x7e00)
   param (parameters), 1 tensor: bits × 1
-    up.weight  bits  3 of 24 elements, up to 2130706432 ULP; ranks 0, 1; expected 1.0 (0x3f800000) but got -1.0 (0xbf800000)
+    up.weight  bits  3 of 24 elements, up to 2130706432 ULP; on ranks 0, 1; expected 1.0 (0x3f800000) but got -1.0 (0xbf800000)
   counts, 1 tensor: bits × 1
-    up.weight  bits  1 of 5 elements, up to 4611686018427387906 ULP; rank 1; expected 2 (0x0000000000000002) but got -4611686018427387904 (0xc000000000000000)
+    up.weight  bits  1 of 5 elements, up to 4611686018427387906 ULP; on rank 1; expected 2 (0x0000000000000002) but got -4611686018427387904 (0xc000000000000000)
   host (the split between host and device), 1 tensor: bits × 1
-    up.weight  bits  1 of 4 elements; rank 0; expected False (0x00) but got True (0x01)
+    up.weight  bits  1 of 4 elements; on rank 0; expected False (0x00) but got True (0x01)
   quant, 1 tensor: bits × 1
-    up.weight  bits  2 of 9 elements, up to 46 ULP; ranks 0, 1; expected 0.0 (0x00) but got -0.0 (0x80)
+    up.weight  bits  2 of 9 elements, up to 46 ULP; on ranks 0, 1; expected 0.0 (0x00) but got -0.0 (0x80)
 
 operation 9 (step), follows: 2 values
   step (step counters), 1 tensor: missing × 1
     up.weight  missing  2.0
   master, 1 tensor: extra × 1
-    up.weight  extra  2 elements; rank 0
+    up.weight  extra  2 elements; on rank 0
 
 first difference: element [3] of exp_avg of up.weight
   expected  0 10000000 1000000  3.0  0x4040
@@ -104,3 +107,12 @@ def test_where_the_ranks_were_stands_below_what_happened() -> None:
     told = render_explained(samples.struck(), KnownIssues())
     assert "\n\nRank 1 raised KeyError in the observation of operation 1 (`step`) after 0.21 s. " in told
     assert "Rank 1 raised" not in render_explained(samples.crash(), KnownIssues())
+
+
+def test_what_a_checkpoint_holds_is_what_a_rank_wrote_and_copies_are_explained() -> None:
+    key = Key(2, WRITTEN, "param", "up.weight")
+    copies = Difference(key, "replica_conflict", detail="copy 1, on ranks [0], differs from copy 0", ranks=(0,))
+    told = render_explained(replace(samples.mismatch(), differences=(copies,)), KnownIssues())
+    assert "copy 1, on ranks [0], differs from copy 0; as rank 0 wrote it\n" in told
+    assert "\n  Copies of a value are numbered from 0" in told
+    assert "Copies of a value" not in render_explained(samples.mismatch(), KnownIssues())

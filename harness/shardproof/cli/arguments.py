@@ -157,9 +157,9 @@ def one_scenario(name: str, system: str | None, out: Path | None, *, keep_versio
     from dataclasses import replace
 
     from shardproof.space.defaults import completed
-    from shardproof.space.files import load_space, names_a_file, space_names, split_system
+    from shardproof.space.files import load_space, split_system
 
-    if name in space_names() or names_a_file(name):
+    if _names_a_scenario(name):
         space = load_space(name)
         found = space.on_systems([system] if system else []).scenarios
         if len(found) != 1 or space.walks:
@@ -240,25 +240,35 @@ def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) ->
     Raises:
         UsageError: there is none, or several.
     """
-    from shardproof.space.files import names_a_file, space_names
-
-    if name in space_names() or names_a_file(name):
+    if _names_a_scenario(name):
         return run(one_scenario(name, None, out, keep_version=True))
     return stored(name, out)
 
 
+def _names_a_scenario(name: str) -> bool:
+    """Whether a word means a scenario by its file or name and no stored result: no id has a slash, so that a mistyped
+    `regressions/NAME` is refused as a name of scenarios."""
+    from shardproof.space.files import names_a_file, space_names
+
+    return "/" in name or name in space_names() or names_a_file(name)
+
+
 def with_pasted(error: UsageError, result: Result, name: str) -> UsageError:
-    """An error that names the command which replays a result, with that of a user's command line in its place.
+    """An error that names commands which replay or shrink a result, with those of a user's command line in their place.
 
     Args:
         name: of the scenario, as it was given: an id of a stored result, or what `run` takes.
     """
+    import shlex
+
+    from shardproof.export.case import shrink_of
     from shardproof.report.model import again_of, place_of
 
     command = tuple(sys.argv[1:])
-    kept = f"{result.replay}{place_of(command)}{again_of(command)}"
-    shown = kept if result.id.startswith(name) else run_again(name)
-    return UsageError(str(error).replace(result.replay, shown))
+    options = f"{place_of(command)}{again_of(command)}"
+    shown = f"{result.replay}{options}" if result.id.startswith(name) else run_again(name)
+    text = str(error).replace(shrink_of(result.id), shrink_of(f"{shlex.quote(name)}{options}"))
+    return UsageError(text.replace(result.replay, shown))
 
 
 def run_again(name: str) -> str:

@@ -192,16 +192,22 @@ def _newer(declared: Package, ranks: Interpreter) -> list[str]:
 
 
 def _refused(info: System, versions: Sequence[str]) -> dict[str, list[str]]:
-    """Version → reasons of the limits that strike it but not every other, each axis value of the nightly by itself."""
+    """Version → why it refuses what another takes, each axis value of the nightly by itself."""
     walks = [walk for walk in load_space("nightly").walks if walk.system == info.name]
     settings = [{axis: text} for walk in walks for axis, texts in walk.axes.items() for text in texts]
-    found: dict[str, list[str]] = {}
-    for version in versions:
-        base = Scenario(system=info.name, version=version)
-        samples = [base, *(base.with_axes(setting) for setting in settings if _possible(setting))]
-        found[version] = [limit.reason for limit in info.accepts.limits if any(map(limit.refuses, samples))]
-    common = set.intersection(*map(set, found.values()))
-    return {version: [reason for reason in reasons if reason not in common] for version, reasons in found.items()}
+    found: dict[str, list[str]] = {version: [] for version in versions}
+    for setting in [{}, *filter(_possible, settings)]:
+        samples = {version: Scenario(system=info.name, version=version).with_axes(setting) for version in versions}
+        reasons = {
+            version: [limit.reason for limit in info.accepts.limits if limit.refuses(sample)]
+            for version, sample in samples.items()
+        }
+        common = set.intersection(*map(set, reasons.values()))
+        own = {version: [reason for reason in given if reason not in common] for version, given in reasons.items()}
+        if not all(own.values()):  # else every release refuses it, with whatever words
+            for version, given in own.items():
+                found[version] += given
+    return {version: list(dict.fromkeys(reasons)) for version, reasons in found.items()}
 
 
 def _possible(setting: dict[str, str]) -> bool:

@@ -24,7 +24,7 @@ from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
 from shardproof.cli.resilience import resilience
 from shardproof.cli.trainer import trainer
-from shardproof.errors import MOST_GIVEN, TWO_CHECKPOINTS, UNWRITTEN, HarnessError, UsageError, printable
+from shardproof.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 from shardproof.world import preflight
@@ -133,7 +133,8 @@ def cli() -> None:
     shardproof run --system megatron-core@0.16.1    another release of a library, installed on the spot
     shardproof replay 1a2b3c4d5e6f                  one scenario again, in fresh processes
 
-    Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run.
+    Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run,
+    130 Ctrl-C, 141 the reader of the output closed it.
     """
 
 
@@ -431,20 +432,28 @@ def doctor(newer: bool, python: str | None, clones: tuple[str, ...], plugins: tu
 @cli.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path), metavar="PATH")
 def inspect(checkpoint: Path) -> int:
-    """List what a checkpoint holds: a DCP directory or a torch.save file. Nothing in it is executed.
+    """List the tensors and values of a checkpoint that any stack wrote. No code in its pickles is executed.
 
     \b
     shardproof inspect checkpoints/step-100
     """
+    from shardproof.compare.listing import listed
+    from shardproof.compare.text import foreign_names
+    from shardproof.protocol.registry import all_systems
     from shardproof.readers.description import check_complete, describe, is_foreign, render_description
-    from shardproof.readers.errors import CheckpointError
+    from shardproof.readers.errors import CheckpointError, UnfamiliarError
 
     load_plugins(())
+    foreign: tuple[str, ...] = ()
     try:
         rows = describe(checkpoint)
     except CheckpointError as error:
-        raise (error.led_to(TWO_CHECKPOINTS) if is_foreign(checkpoint) else error) from None
+        if not is_foreign(checkpoint) and not isinstance(error, UnfamiliarError):
+            raise
+        rows, foreign = listed(checkpoint, [layout for system in all_systems() for layout in system.layouts])
     print(render_description(rows), end="")
+    if foreign:
+        print(foreign_names(foreign))
     check_complete(checkpoint, rows)
     return ExitStatus.OK
 

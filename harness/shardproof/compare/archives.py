@@ -23,6 +23,7 @@ from shardproof.compare.dtypes import WIDE, itemsize
 from shardproof.compare.files import Extent, Files
 from shardproof.compare.pickles import values_of
 from shardproof.compare.views import View
+from shardproof.readers.archive import no_archive
 from shardproof.readers.errors import bad
 from shardproof.readers.pieces import KeyPath, leaves
 from shardproof.readers.values import FORM, Quantised, Storage, Tensor, Value
@@ -117,8 +118,7 @@ class Archive:
             listed = zipfile.ZipFile(window).infolist()
         except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, struct.error) as error:
             begin = self._files.read(self._path, self._start, min(8, self._length))
-            given = f"{error}; it begins with {begin.hex(' ') or 'nothing'}"
-            raise bad(f"{self.origin}: not a torch.save archive", given, "a zip archive (50 4b 03 04)", FORM) from None
+            raise no_archive(self.origin, error, begin) from None
         entries: dict[str, _Entry] = {}
         for info in listed:
             what = f"{self.origin}: archive entry"

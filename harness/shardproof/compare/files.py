@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from shardproof.readers.errors import CheckpointError, bad
+from shardproof.readers.errors import WHOLE, CheckpointError, bad
 from shardproof.readers.pieces import open_regular
 
 OPEN = 64
@@ -81,8 +81,8 @@ class Files:
             except OSError as error:
                 raise bad(f"{path}: cannot read", error.strerror, "a readable file", FORM) from None
             if count == 0:
-                given = f"no byte {offset + done}"
-                raise bad(f"{path}: content", given, "a whole file that nobody changes meanwhile", FORM)
+                given = f"cut off: no byte {offset + done}"
+                raise bad(f"{path}: content", given, "a whole file that nobody changes meanwhile", WHOLE)
             done += count
         self.on_read(done)
 
@@ -179,6 +179,8 @@ class Extent:
 
     def _check(self) -> None:
         if self._next == self.length and self._running != self.crc:
-            given = f"CRC {self._running:08x}"
-            allowed = f"{self.crc:08x}, as the archive says; without checksums: --no-checksums"
-            raise bad(f"{self.path}: {self.name}", given, allowed, FORM)
+            given = f"damaged bytes, of CRC {self._running:08x}"
+            allowed = (
+                f"{self.crc:08x}, as the archive says; `shardproof diff --no-checksums` compares them all the same"
+            )
+            raise bad(f"{self.path}: {self.name}", given, allowed, WHOLE)

@@ -20,7 +20,7 @@ from shardproof.compare.contents import Contents
 from shardproof.compare.files import FORM, Files
 from shardproof.compare.legacy import MAGIC, add_legacy
 from shardproof.protocol.checkpoint_layout import Layout
-from shardproof.readers.errors import CheckpointError, bad, unfamiliar
+from shardproof.readers.errors import WHOLE, CheckpointError, bad, unfamiliar
 from shardproof.readers.pieces import FULL_FILE, KeyPath
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt")
@@ -167,6 +167,9 @@ def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
 def _add_several(contents: Contents, folder: Path) -> str:
     """Take up all checkpoints below a folder: one alone as it is, several under the names of their files or folders."""
     found = list(_checkpoints(folder, folder, 0, [0]))
+    if not found and (parts := sorted(path.name for path in folder.glob("*.distcp"))):
+        allowed = "the file that says what lies where, which a save writes last: this one did not come to its end"
+        raise bad(f"{folder}: {distributed.METADATA}", f"none beside {parts[0]}", allowed, WHOLE)
     if not found:
         raise unfamiliar(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
     named = [(path, () if len(found) == 1 else _name_below(folder, path)) for path in found]

@@ -132,7 +132,8 @@ def _extents(contents: Contents, file: Path, header: Mapping[str, Any], body: in
         first, last = _counts(entry["data_offsets"])
         needed = prod(_counts(entry["shape"])) * itemsize(SAFETENSORS[entry["dtype"]])
         if (first < end and needed) or last > size or last - first != needed:
-            raise bad(f"{file}: bytes of {name!r}", f"{first} to {last}", f"{needed} of its own, up to {size}", FORM)
+            given = f"{'cut off: ' * (last > size)}{first} to {last}"
+            raise bad(f"{file}: bytes of {name!r}", given, f"{needed} of its own, up to {size}", FORM)
         end = max(end, last)
         extents[name] = Extent(contents.files, file, body + first, needed, name)
     return extents

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardproof.compare.differences import STRUCTURE, Comparison, EntryDifference, Side
 from shardproof.errors import printable
@@ -72,8 +72,13 @@ def _side(label: str, side: Side) -> Iterator[str]:
     yield f"{label}  {side.path}"
     yield f"   {side.form}: {held}"
     if side.foreign:
-        shown = ", ".join(side.foreign[:FOREIGN]) + ("" if len(side.foreign) <= FOREIGN else ", …")
-        yield f"   names in its pickles, taken as text and not executed: {shown}"
+        yield f"   {foreign_names(side.foreign)}"
+
+
+def foreign_names(names: Sequence[str]) -> str:
+    """The names in a checkpoint's pickles that are no plain data, the first few of them."""
+    shown = ", ".join(names[:FOREIGN]) + ("" if len(names) <= FOREIGN else ", …")
+    return f"names in its pickles, taken as text and not executed: {shown}"
 
 
 def _verdict(comparison: Comparison) -> Iterator[str]:

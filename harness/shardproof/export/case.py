@@ -11,7 +11,7 @@ there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -57,6 +57,26 @@ class NoExportError(UsageError):
         """The error for a result: the reason, and another way to show the failure."""
         other = instead or result.replay
         return cls(f"no script can be written for {result.id}: {reason}; what shows it: {other}")
+
+    @classmethod
+    def unless_all_done(cls, result: Result, library: str, undone: Mapping[str, object]) -> None:
+        """Refuse a scenario of which a library's scripts cannot do something; a simpler one may do without it.
+
+        Args:
+            undone: what those scripts do not do → whether the scenario needs it.
+
+        Raises:
+            NoExportError: it needs something of it.
+        """
+        if lacking := [what for what, needed in undone.items() if needed]:
+            reason = f"scripts for {library} do not do {' and '.join(lacking)} yet"
+            simpler = f"perhaps a simpler one has a script: {shrink_of(result.id)}, then shardproof export bug.toml"
+            raise cls.because(result, f"{reason}; {simpler}")
+
+
+def shrink_of(name: str) -> str:
+    """The command that looks for a simpler scenario with the same failure, where `name` has its options behind it."""
+    return f"shardproof shrink {name} --toml bug.toml"
 
 
 @dataclass(frozen=True)

@@ -32,4 +32,4 @@ def unknown_fault(fault: str, known: Collection[str]) -> UsageError:
     shown = get_close_matches(fault[:MOST_GIVEN], known, n=3, cutoff=0.5) or sorted(known)[:3]
     others = len(known) - len(shown)
     rest = f" and {others} others; `shardproof list` shows them" if others else ""
-    return UsageError.of("--fault", fault, f"{', '.join(shown)}{rest}", f"--fault {shown[0]}")
+    return UsageError.of("--fault", fault, f"{', '.join(shown)}{rest}", f"--fault {shown[0]}", known)

@@ -129,8 +129,10 @@ class Bisection:
         self._tried(version, result, state)
         if state is not wanted:
             allowed = "a version that passes" if wanted is State.GOOD else "a version that fails"
-            shown = f"{result.verdict.value} {brief(result)}".strip()
-            raise UsageError.of(option, version, f"{allowed}; this one: {shown}", f"{option} with another version")
+            shown = f"{result.verdict.value} {brief(result)}".rstrip(" :")
+            raise UsageError.of(
+                option, version, f"{allowed}; this one: {shown}", "shardproof sweep SCENARIO, which tries every release"
+            )
 
     def _chain(self, package: Package, good: str, bad: str) -> Chain:
         """The chain that both ends lie on.

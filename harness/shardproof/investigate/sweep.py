@@ -88,6 +88,13 @@ def _declared(package: Package, text: str) -> list[str]:
         raise UsageError.of("--versions", text, allowed, " ".join(f"--versions {end}" for end in (first, last) if end))
     low, high = (Version(package.release(end).version) for end in (first or package.releases[0].version, last))
     inside = [with_cures(r.version, wanted) for r in package.releases if low <= Version(r.version) <= high]
+    if first and last and low > high:
+        raise UsageError.of(
+            "--versions",
+            text,
+            "a range from the older release to the newer",
+            with_cures(f"{last}{RANGE}{first}", wanted),
+        )
     if not inside:
         declared = ", ".join(release.version for release in package.releases)
         oldest = package.releases[0].version

@@ -2,7 +2,8 @@
 pytorch/pytorch.
 
 An id is short, so that a rule can carry ten of them; a reader of a report can only follow an address. A letter behind
-the number tells several bugs of one thread apart. Few bugs are told of in a commit or in a fork: those are listed.
+the number tells several bugs of one thread apart. Few bugs are told of in a commit, in a fork, or in a pull request
+whose address their entry in `issues.toml` has: those are listed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ REPOSITORIES = {
 }
 
 ELSEWHERE = {
+    "MBR-3949": "NVIDIA-NeMo/Megatron-Bridge/pull/3949",
     "MLM-1505db": "NVIDIA/Megatron-LM/commit/1505db4cc4e9e94ee22583c76f7e425ea34f5aea",
     "MLM-2895": "NVIDIA/Megatron-LM/commit/8dd03a39ccc67a93c186cfe16fa782ac7144480d",
     "MLM-3014": "NVIDIA/Megatron-LM/commit/ed46806838c82d875c4ed71bc7b0390de8e037c8",

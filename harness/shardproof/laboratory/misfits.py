@@ -40,10 +40,15 @@ def on_head(info: System, version: str) -> bool:
     release, _ = split_cures(version)
     if not info.under_test:
         return False
-    if _LABEL.search(release):
+    if is_tree(release):
         return True
     public = release.partition("+")[0]
     return is_version(public) and not package_of(info).declares(public)
+
+
+def is_tree(version: str) -> bool:
+    """Whether a version, as a result names it, is a working tree or a commit and no release."""
+    return bool(_LABEL.search(version))
 
 
 def reads_as_torch(info: System) -> bool:

@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 
 from shardproof.observe.record import ITEMSIZE
-from shardproof.readers.errors import bad
+from shardproof.readers.errors import WHOLE, CheckpointError, bad
 from shardproof.readers.symbolic import parse
 from shardproof.readers.values import FORM, Storage, Tensor, Value, decode
 
@@ -54,8 +54,7 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
         except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError) as error:
-            given = f"{error}; it begins with {data[:8].hex(' ') or 'nothing'}"
-            raise bad(f"{origin}: not a torch.save archive", given, "a zip archive (50 4b 03 04)", FORM) from None
+            raise no_archive(origin, error, data[:8]) from None
         self._entries = self._index()
         roots = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(roots) != 1:
@@ -123,4 +122,17 @@ class Archive:
         try:
             return self._zip.read(info)
         except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError, OverflowError) as error:
-            raise bad(f"{self._origin}: archive entry {info.filename}", str(error), "an intact one", FORM) from None
+            given = f"damaged: {error}"
+            raise bad(f"{self._origin}: archive entry {info.filename}", given, "an intact one", WHOLE) from None
+
+
+def no_archive(origin: str, error: Exception, begin: bytes) -> CheckpointError:
+    """The error of a file that is no zip archive, or no whole one: the list of its entries is at its end.
+
+    Args:
+        error: what zipfile says. begin: the first bytes of the file.
+    """
+    if begin.startswith(b"PK\x03\x04"):
+        return bad(f"{origin}: file of torch.save", f"cut off or damaged: {error}", "a whole zip archive", WHOLE)
+    given = f"{error}; it begins with {begin.hex(' ') or 'nothing'}"
+    return bad(f"{origin}: not a torch.save archive", given, "a zip archive (50 4b 03 04)", FORM)

@@ -19,6 +19,9 @@ from shardproof.observe.record import ITEMSIZE
 from shardproof.readers.errors import bad
 from shardproof.readers.pieces import ObjectPiece, Piece, TensorPiece, key_of, pieces
 
+DIGITS = 12
+"""So many hex digits of a SHA-256 tell one value from another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -28,7 +31,7 @@ class Row:
     * dtype: of a tensor; an object's type otherwise.
     * chunks: number of pieces.
     * coverage: `ok`, `gap` or `overlap`.
-    * digest: twelve hex digits of the SHA-256 of the whole tensor's bytes, or of an object's text; empty where chunks
+    * digest: hex digits of the SHA-256 of the whole tensor's bytes, or of an object's text; empty where chunks
       do not cover it.
     * value: an object's text, shortened.
     """
@@ -94,13 +97,18 @@ def render_description(rows: Iterable[Row]) -> str:
 def _row(key: str, group: list[Piece]) -> Row:
     first = group[0]
     if isinstance(first, ObjectPiece):
-        text = repr(first.value)
-        shown = _printable(text if len(text) <= 40 else f"{text[:39]}…")
-        return Row(key, "object", type(first.value).__name__, (), len(group), "ok" if len(group) == 1 else "overlap",
-                   _digest(text.encode()), shown)  # fmt: skip
+        return row_of_plain(key, first.value, len(group))
     alike = [p for p in group if isinstance(p, TensorPiece) and (p.dtype, p.shape) == (first.dtype, first.shape)]
     coverage, data = _join(first, alike) if len(alike) == len(group) else ("overlap", None)
     return Row(key, "tensor", first.dtype, first.shape, len(group), coverage, "" if data is None else _digest(data))
+
+
+def row_of_plain(key: str, value: object, chunks: int = 1) -> Row:
+    """The row of what is no tensor; chunks: how many pieces claim the key, of which one alone is sound."""
+    text = repr(value)
+    shown = _printable(text if len(text) <= 40 else f"{text[:39]}…")
+    return Row(key, "object", type(value).__name__, (), chunks, "ok" if chunks == 1 else "overlap",
+               _digest(text.encode()), shown)  # fmt: skip
 
 
 def _join(first: TensorPiece, chunks: list[TensorPiece]) -> tuple[str, bytes | None]:
@@ -122,7 +130,7 @@ def _join(first: TensorPiece, chunks: list[TensorPiece]) -> tuple[str, bytes | N
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
+    return hashlib.sha256(data).hexdigest()[:DIGITS]
 
 
 def _printable(text: str) -> str:

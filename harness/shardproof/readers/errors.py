@@ -13,6 +13,9 @@ from shardproof.errors import UsageError
 
 MAX_QUOTED = 200
 
+WHOLE = "an earlier checkpoint, or this one saved again"
+"""What a user does about a checkpoint that is damaged or cut off."""
+
 
 class CheckpointError(UsageError):
     """A checkpoint that is missing, truncated, foreign, inconsistent or hostile.

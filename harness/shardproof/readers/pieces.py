@@ -24,7 +24,7 @@ from shardproof.layout import interval_boxes
 from shardproof.observe.record import ITEMSIZE
 from shardproof.readers import metadata
 from shardproof.readers.archive import MAX_CHECKPOINT_BYTES, Archive, Budget
-from shardproof.readers.errors import bad, unfamiliar
+from shardproof.readers.errors import WHOLE, bad, unfamiliar
 from shardproof.readers.metadata import Item, read_metadata
 from shardproof.readers.symbolic import MAX_BYTES
 from shardproof.readers.values import FORM, Quantised, Tensor, Value
@@ -166,11 +166,12 @@ def check_layout(directory: Path, items: Iterable[Item]) -> dict[str, int]:
             with open_regular(directory / item.file) as file:
                 sizes[item.file] = os.fstat(file.fileno()).st_size
         if item.offset < end.get(item.file, 0) or item.length < 1 or item.offset + item.length > sizes[item.file]:
-            given = f"{item.length} bytes at {item.offset}"
+            cut = "cut off: " * (item.offset + item.length > sizes[item.file] and item.length > 0)
+            given = f"{cut}{item.length} bytes at {item.offset}"
             allowed = (
                 f"from {end.get(item.file, 0)} (the end of the item before) to {sizes[item.file]} (the file's end)"
             )
-            raise bad(f"{where}: place in {item.file}", given, allowed, metadata.FORM)
+            raise bad(f"{where}: place in {item.file}", given, allowed, WHOLE)
         end[item.file] = item.offset + item.length
     return sizes
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardproof.diff import Difference, as_numbers, ulp_distance
+from shardproof.export.case import shrink_of
 from shardproof.export.page import Filing, filing_of
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.issues.upstream_links import short
@@ -21,7 +22,7 @@ from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
 from shardproof.program import is_arms
 from shardproof.report.bits import Part, differing, meaning_of, parts_of
-from shardproof.report.groups import Operation, Tensor, first_picture, grouped
+from shardproof.report.groups import COPIES, Operation, Tensor, first_picture, grouped
 from shardproof.result import Result
 from shardproof.tensor_pictures import FAILURE_BYTES, Elements, Picture, Side, unpack_elements
 from shardproof.wording.effects import effect_of
@@ -146,9 +147,7 @@ def commands(result: Result, filing: Filing, place: str, again: str = "") -> Ite
     options = place + again
     yield Command("Replay", result.replay + options, "runs it again in fresh processes and prints what it shows")
     if result.verdict.is_failure:
-        yield Command(
-            "Shrink", f"shardproof shrink {result.id}{options} --toml bug.toml", "the simplest that fails alike"
-        )
+        yield Command("Shrink", shrink_of(f"{result.id}{options}"), "the simplest that fails alike")
         if filing.calls:
             cured = " --cured" if filing.description and filing.description.patch else ""
             text = f"shardproof export {result.id}{options}{cured}"
@@ -258,7 +257,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 FOR_TEMPLATES: Mapping[str, Any] = {
     "element_of": element_of, "span_of": span_of, "runs_of": runs_of, "owners_of": owners_of,
-    "distance_of": distance_of, "short": short, "tensors_shown": TENSORS_SHOWN, "tensors_in_full": TENSORS_IN_FULL,
+    "distance_of": distance_of, "short": short, "tensors_shown": TENSORS_SHOWN, "tensors_in_full": TENSORS_IN_FULL, "copies": COPIES,
     "kept_kib": FAILURE_BYTES >> 10,
 }  # fmt: skip
 """What the template of a page asks for by name."""

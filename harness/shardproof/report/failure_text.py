@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.report.failure_page import BitRow, FailurePage, element_of, failure_page
-from shardproof.report.groups import Operation, Tensor
+from shardproof.report.groups import COPIES, Operation, Tensor
 from shardproof.report.text import circumstances, explanation_lines, inert, verdict_line
 from shardproof.result import Result
 from shardproof.wording.rank_ends import told_ends
@@ -100,16 +100,17 @@ def _operation(op: Operation, colour: bool) -> Iterator[str]:
         width = min(NAME, max(len(tensor.name) for tensor in role.tensors))
         for tensor in role.tensors:
             yield f"    {tensor.name:<{width}}  {_tensor(tensor)}"
+    if op.has_copies:
+        yield f"  {_paint(COPIES, SOFT, colour)}"
 
 
 def _tensor(tensor: Tensor) -> str:
     first = tensor.first
     kinds = "+".join(dict.fromkeys(d.kind for d in tensor.differences))
-    ranks = f"rank{'s' * (len(first.ranks) > 1)} {', '.join(map(str, first.ranks))}" if first.ranks else ""
     sides = ""
     if first.expected_first and first.observed_first and first.total > 1:
         sides = f"expected {first.expected_first} but got {first.observed_first}"
-    return "; ".join(filter(None, [f"{kinds}  {tensor.summary}".rstrip(), ranks, sides]))
+    return "; ".join(filter(None, [f"{kinds}  {tensor.summary}".rstrip(), tensor.ranks, sides]))
 
 
 def _first_element(page: FailurePage, colour: bool) -> Iterator[str]:

@@ -34,6 +34,14 @@ class Tensor:
         return self.differences[0]
 
     @property
+    def ranks(self) -> str:
+        """Which ranks hold the wrong value, or wrote it to the checkpoint; empty where the ranks are not known."""
+        if not self.first.ranks:
+            return ""
+        named = f"rank{'s' * (len(self.first.ranks) > 1)} {', '.join(map(str, self.first.ranks))}"
+        return f"on {named}" if self.first.key.where == LIVE else f"as {named} wrote it"
+
+    @property
     def summary(self) -> str:
         """What is wrong, in a few words: `37 of 112 elements, up to 513 ULP`."""
         worst = next((d for d in self.differences if d.kind in ("bits", "norm")), self.first)
@@ -83,6 +91,13 @@ class Role:
         return counted(d for tensor in self.tensors for d in tensor.differences)
 
 
+COPIES = (
+    "Copies of a value are numbered from 0 as they are read: what several ranks hold of it, or what a checkpoint keeps"
+    " twice, such as a weight among the model's and again among the optimizer's."
+)
+"""What a message calls a copy, for who reads that two of them differ."""
+
+
 @dataclass(frozen=True)
 class Operation:
     """An operation after which something differs. first: whether it is the first one, where the cause is."""
@@ -95,6 +110,11 @@ class Operation:
     @property
     def name(self) -> str:
         return f"operation {self.index} ({self.kind})" if self.kind else "no operation"
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies of a value differ, so that a reader needs `COPIES`."""
+        return any(d.kind == "replica_conflict" for r in self.roles for t in r.tensors for d in t.differences)
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardproof.issues.cure_check import REPAIRED, STALE, CureCheck
-from shardproof.laboratory.misfits import on_head
+from shardproof.laboratory.misfits import is_tree, on_head
 from shardproof.protocol.registry import all_systems
 from shardproof.report.lost_coverage import LostCoverage, lost_coverage
 from shardproof.result import Result
@@ -34,6 +34,11 @@ class Head:
     unknown: Mapping[str, int]
     lost: LostCoverage
     checks: tuple[CureCheck, ...] = ()
+
+    @property
+    def released(self) -> bool:
+        """Whether it is a release that is not declared, such as an older one, and no working tree or commit."""
+        return not is_tree(self.version)
 
     @property
     def hidden(self) -> int:

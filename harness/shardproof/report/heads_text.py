@@ -20,6 +20,9 @@ from shardproof.report.model import Report
 SHOWN = 5
 """So many reasons are told of one head; the page lists every one among the causes."""
 
+UNDECLARED = "a release that `shardproof doctor` does not list"
+"""What a version is that nobody walked, and that is neither a working tree nor a commit."""
+
 
 @dataclass(frozen=True)
 class DescribedHead:
@@ -32,10 +35,17 @@ class DescribedHead:
     def name(self) -> str:
         return f"{self.head.system} {self.head.version}"
 
+    @property
+    def kind(self) -> str:
+        return UNDECLARED if self.head.released else "a head"
+
 
 def describe_heads(report: Report) -> tuple[DescribedHead, ...]:
     """The heads of a run, each with at least one line."""
     return tuple(DescribedHead(head, tuple(_lines(head))) for head in report.heads)
+
+
+_UNSAID = "repaired there, and its entry does not say so yet"
 
 
 def _lines(head: Head) -> Iterator[str]:
@@ -49,10 +59,13 @@ def _lines(head: Head) -> Iterator[str]:
         yield f"and {len(head.unknown) - SHOWN} reasons more, among the causes"
     yield from (f"lost coverage: {line.strip()}" for line in head.lost.text.splitlines())
     if unsaid := [check.cure for check in head.repaired if not check.shows]:
-        yield f"repaired there, and its entry does not say so yet: {', '.join(unsaid)}"
+        absent = "known defects that do not show there" if head.released else _UNSAID
+        yield f"{absent}: {', '.join(unsaid)}"
     if said := [check.cure for check in head.repaired if check.shows]:
         yield f"repaired there, as the entry says: {', '.join(said)}"
-    for check in head.stale:
-        yield f"stale cure, to be written anew: {check.cure}; without it: {check.shows}"
+    unfit = (
+        "known defect whose cure is not made for this release" if head.released else "stale cure, to be written anew"
+    )
+    yield from (f"{unfit}: {check.cure}; without it: {check.shows}" for check in head.stale)
     if silent := [check.cure for check in head.checks if check.standing == NOT_SHOWN]:
         yield f"cures that do not apply, and nothing is shown of their defects: {', '.join(silent)}"

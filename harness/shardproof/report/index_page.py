@@ -18,7 +18,6 @@ from shardproof.report.model import Change, Cluster, Report
 from shardproof.report.repaired import Repaired, repaired
 from shardproof.result import Result
 from shardproof.verdict import Standing, Verdict
-from shardproof.versions import CURED
 
 PAGES = 500
 """Up to so many failures each has a page of its own."""
@@ -98,7 +97,7 @@ class IndexPage:
     """The page.
 
     * sentence: the run in one sentence. look: the standing whose colour it has. because: why it ends as it does.
-    * cured: what of the libraries' known defects was cured, where all passed: it is not the released library that did.
+    * cured: how many known defects were cured: it is not the released library then that passes.
     * unjudged, new: causes. known: a line for each set of known defects. repaired: entries that no longer fail.
     * heads: what is said of each.
     * several: there are results of more than one system. columns: the results as JSON.
@@ -134,10 +133,10 @@ def index_page(report: Report) -> IndexPage:
         {cause.cluster.id: cause.wording.headline for cause in causes},
         {member.id for cause in causes for member in cause.paged},
     )
-    cured = _cured(report) if look == "pass" else ""
     return IndexPage(
-        sentence, cured, look, _because(report), _shares(report), tuple(unjudged), tuple(new), _lines(failing),
-        repaired(report), describe_heads(report), several, columns, shlex.join(report.run.command),
+        sentence, report.cured_in_words, look, _because(report), _shares(report), tuple(unjudged), tuple(new),
+        _lines(failing), repaired(report), describe_heads(report), several, columns,
+        shlex.join(["shardproof", *report.run.command]),
     )  # fmt: skip
 
 
@@ -215,14 +214,6 @@ def _sentence(report: Report, causes: int) -> tuple[str, str]:
     return f"All {ran} scenarios that ran pass" if ran > 1 else "The one scenario that ran passes", "pass"
 
 
-def _cured(report: Report) -> str:
-    """How many known defects of which release were cured, so that nobody takes a cured library for the released one."""
-    defects = {(r.system, defect) for r in report.results for defect in r.cured}
-    releases = {f"{r.system} {r.version.removesuffix(CURED)}" for r in report.results if r.cured}
-    of = next(iter(releases)) if len(releases) == 1 else f"{len(releases)} releases"
-    return f"{_count(len(defects), 'known defect')} of {of} cured" if defects else ""
-
-
 def _because(report: Report) -> str:
     """Why the run ends as it does, and what a reader does next."""
     standings, status = report.standings, report.status
@@ -232,8 +223,9 @@ def _because(report: Report) -> str:
     elif standings[Standing.NEW]:
         more = f" {_count(standings[Standing.KNOWN], 'more')} failed as is known." if standings[Standing.KNOWN] else ""
         told.append(f"Exit status {int(status)}, since something new failed.{more}")
-    if any(head.lost.too_much for head in report.heads):
-        told.append("A head refuses more than a tenth of what the newest release runs: what passes there is no pass.")
+    if lost := [f"{head.system} {head.version}" for head in report.heads if head.lost.too_much]:
+        more = f"{' and '.join(lost)}: more than a tenth of what the newest release runs is refused there"
+        told.append(f"{more}, so that what passes there is no pass.")
     if report.missing:
         told.append(f"{_count(len(report.missing), 'planned scenario')} did not finish: run the same command again.")
     if report.by_face:

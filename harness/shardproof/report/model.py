@@ -27,6 +27,7 @@ from shardproof.scenario import Scenario
 from shardproof.store import Run, Store
 from shardproof.store_history import Past
 from shardproof.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
+from shardproof.versions import CURED
 from shardproof.wording.lines import first_line
 
 HIDDEN = "hidden: "
@@ -223,6 +224,15 @@ class Report:
         """The same, with a number in the place of more defects than `most`."""
         found = {(f"{r.system} {r.version}", cures_line(r, most)) for r in self.results if r.cured or r.not_cured}
         return tuple(sorted(found))
+
+    @property
+    def cured_in_words(self) -> str:
+        """How many known defects of which release were cured, so that nobody takes a cured library for the released
+        one; empty where none was."""
+        defects = {(r.system, defect) for r in self.results for defect in r.cured}
+        releases = {f"{r.system} {r.version.removesuffix(CURED)}" for r in self.results if r.cured}
+        of = next(iter(releases)) if len(releases) == 1 else f"{len(releases)} releases"
+        return f"{len(defects)} known defect{'s' * (len(defects) > 1)} of {of} cured" if defects else ""
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:

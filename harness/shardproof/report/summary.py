@@ -45,7 +45,7 @@ def _heads(report: Report) -> list[str]:
     """What is said of each head, as a list below its name."""
     blocks = []
     for told in describe_heads(report):
-        blocks += [f"**{escaped(told.name)}** is a head:", "", *(f"* {escaped(line)}" for line in told.lines), ""]
+        blocks += [f"**{escaped(told.name)}** is {told.kind}:", "", *(f"* {escaped(line)}" for line in told.lines), ""]
     return blocks
 
 

@@ -246,6 +246,8 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     lines = [", ".join(shown) or "no results"]
     if report.by_face:
         lines[0] += f" ({report.by_face} of the known by face only)"
+    if report.cured_in_words:
+        lines[0] += f"; {report.cured_in_words}"
     if report.in_spite:
         lines.append(report.in_spite)
     new = report.standings[Standing.NEW]

@@ -70,7 +70,9 @@ def _head(head: Head) -> Iterator[str]:
 
 def _walked(walked: Walked, seconds: float) -> Iterator[str]:
     walk = walked.walk
+    part, plain, _ = walk.part.partition("/")
     name = f"{walk.system}@{walk.version}" if walk.version else walk.system
+    name += f", part {part}" * bool(part) + ", a small sample without cures" * bool(plain)
     budget = f" of {duration(walk.budget_s)}" if walk.budget_s else ""
     yield f"{name}: {len(walked.supported)} of {walked.valid:,} valid scenarios, about {duration(seconds)}{budget}"
     supported, refused, excluded = walked.cells

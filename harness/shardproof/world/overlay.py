@@ -463,7 +463,8 @@ def said(
         said = (done.stderr or done.stdout).splitlines()
         lines = [line for line in said if line.strip() and 'File "<frozen ' not in line]
         shown = (line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…" for line in lines)
-        hint = [_OTHER_PYTHON] if any("Requires-Python" in line for line in lines) else []
+        asked = [f" {part.partition('==')[2]} Requires-Python" for part in command if "==" in part]
+        hint = [_OTHER_PYTHON] if any(version in line for version in asked for line in lines) else []
         raise OverlayError("\n".join([f"{what}:", *list(shown)[-_SHOWN_LINES:], *hint]))
     return done.stdout
 

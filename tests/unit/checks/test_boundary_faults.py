@@ -260,3 +260,5 @@ def test_an_event_of_a_fault_is_one_of_what_may_be_asked_for() -> None:
     for wrong in ("boundary.collective-drop@0", "boundary.collective-dropped@3", "collective-drop@3", "stale-masters"):
         with pytest.raises(UsageError, match=wrong):
             require_faults([*asked, wrong], logical=False)
+    with pytest.raises(UsageError, match=r"did you mean stale-masters\?"):
+        require_faults(["stale-master"])

@@ -127,3 +127,11 @@ def test_torch_is_not_loaded(command: str) -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_refusal_of_every_release_in_other_words_is_no_property_of_one() -> None:
+    info = registry.system_named("megatron-core")
+    refused = doctor._refused(info, ["0.13.1", "0.16.1"])
+    assert "dp_reshardable and fully_reshardable came with 0.15" in refused["0.13.1"]
+    assert refused["0.13.1"].count("fsdp_dtensor came with 0.14") == 1
+    assert not [reason for reason in refused["0.16.1"] if "is for Megatron FSDP" in reason]

@@ -294,3 +294,16 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path, how: str) -> None:
 
     with pytest.raises(CheckpointError, match=r"changed while it was read|nobody changes"):
         compare(CompareRequest(a, b, ()), Meanwhile())
+
+
+def test_what_is_cut_off_or_damaged_is_called_so(checkpoint: Path, sound: Path, tmp_path: Path) -> None:
+    (tmp_path / "half.pt").write_bytes(sound.read_bytes()[:200])
+    assert "file of torch.save: given 'cut off or damaged: " in refusal(tmp_path / "half.pt")
+    assert "given 'damaged bytes, of CRC" in refusal(sound, altered(sound))
+    shard = checkpoint / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-600])
+    assert "given 'cut off: " in refusal(checkpoint)
+    (checkpoint / ".metadata").unlink()
+    assert ".metadata: given 'none beside __0_0.distcp'; allowed: the file that says what lies where" in refusal(
+        checkpoint
+    )

@@ -67,6 +67,11 @@ def test_versions_that_are_none_are_refused(fake: Package, text: str) -> None:
         versions(fake, [text])
 
 
+def test_a_range_in_the_wrong_order_is_told_so(fake: Package) -> None:
+    with pytest.raises(UsageError, match=r"from the older release to the newer; for example: 1\.0\.\.2\.0$"):
+        versions(fake, ["2.0..1.0"])
+
+
 def test_a_package_with_one_release_has_no_ranges(fake: Package) -> None:
     one = replace(fake, releases=fake.releases[:1])
     with pytest.raises(UsageError, match=r"one by one.*example: --versions 1\.0 --versions 2\.0"):

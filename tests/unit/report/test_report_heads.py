@@ -101,3 +101,16 @@ def test_cures_that_do_not_apply_are_sorted_out() -> None:
     )
     (head,) = json_report.to_json(report(*passing(2), checks=checks))["run"]["heads"]
     assert [each["standing"] for each in head["cures"]] == [REPAIRED, STALE, NOT_SHOWN, REPAIRED]
+
+
+def test_a_release_that_is_not_declared_is_no_head_and_its_cures_are_not_stale() -> None:
+    older = replace(samples.passing(), version="2.0.1+cured")
+    unfit = replace(check("two", STALE, "crash: boom"), version="2.0.1+cured")
+    found = report(older, checks=(unfit, replace(check("one", REPAIRED), version="2.0.1+cured")))
+    (told,) = describe_heads(found)
+    assert told.lines[1] == "known defects that do not show there: one"
+    assert told.lines[2] == "known defect whose cure is not made for this release: two; without it: crash: boom"
+    assert "**torch-fsdp2 2.0.1** is a release that" in render_summary(found)
+    page = render_index(found)
+    assert "a head" not in page
+    assert page.index("Known defects that were seen") < page.index('<section id="on-releases">')

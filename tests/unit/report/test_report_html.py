@@ -20,6 +20,7 @@ from shardproof.protocol.registry import system_named
 from shardproof.report import index_page
 from shardproof.report.html import render_failure, render_index, write_html
 from shardproof.report.index_page import PAGES_A_CAUSE
+from shardproof.report.text import render_text
 from shardproof.result import Result
 from shardproof.verdict import Verdict
 
@@ -155,12 +156,15 @@ def test_the_headline_is_honest(results: list, banner: str, look: str) -> None: 
     assert f'<h1 class="is-{look}">{banner}</h1>' in text
 
 
-def test_a_pass_of_a_cured_library_says_which_one_was_cured_and_leads_to_the_list() -> None:
+def test_a_run_of_a_cured_library_says_which_one_was_cured_and_leads_to_the_list() -> None:
     cured = replace(samples.passing(), version="0.16.1+cured", cured=("2777", "5077"))
     text = render_index(replace(samples.report(cured), missing=()))
     link = f'<a href="#cured">2 known defects of {cured.system} 0.16.1 cured</a>'
     assert f"The one scenario that ran passes, with {link}</h1>" in text
     assert 'id="cured"' in text
+    known = replace(samples.report(cured, samples.hang()), missing=())
+    assert f"1 of 2 scenarios fail, with known defects; {link}</h1>" in render_index(known)
+    assert f"1 pass, 1 known; 2 known defects of {cured.system} 0.16.1 cured" in render_text(known)
     assert "cured" not in render_index(replace(samples.report(samples.passing()), missing=())).split("</header>")[0]
 
 

@@ -290,7 +290,10 @@ def test_shipped_spaces_are_complete_at_their_strength_within_budget(name: str) 
         reached = {c.strength: c.complete for c in walked.coverages if len(c.axes) == len(walked.coverages[0].axes)}
         assert reached[walked.walk.strength], walked.walk.system
         assert all(c.complete for c in walked.coverages if set(c.axes) <= set(walked.walk.three_way))
-    assert render_plan(plan).startswith(f"{len(plan.scenarios)} scenarios")
+    text = render_plan(plan)
+    assert text.startswith(f"{len(plan.scenarios)} scenarios")
+    headings = [line.partition(": ")[0] for line in text.splitlines() if " valid scenarios, about " in line]
+    assert len(headings) == len(set(headings)), "every walk is called otherwise"
 
 
 def test_smoke_is_small() -> None:
@@ -371,6 +374,9 @@ def test_planning_imports_nothing_heavy() -> None:
     [
         ('modle = "moe"', r"mine\.toml: scenario 1: axis: given 'modle' \(did you mean model\?\).*: dtype = \"bf16\"$"),
         ('model = "moee"', r"mine\.toml: scenario 1: model: given 'moee' \(did you mean moe\?\)"),
+        ('dtype = "bf61"', r"dtype storage: given 'bf61' \(did you mean bf16\?\)[^\n]*$"),
+        ('dtype = "fp64"', r"dtype storage: given 'fp64'; allowed"),
+        ('mehs = "1x2x1"', r"axis: given 'mehs' \(did you mean mesh\?\)"),
         ('system = "megatron"', r"mine\.toml: scenario 1: system: given 'megatron'"),
     ],
 )

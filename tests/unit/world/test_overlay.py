@@ -161,9 +161,14 @@ def test_a_cache_that_cannot_be_written_is_said(fake: Package, monkeypatch: pyte
 
 
 def test_a_release_for_another_python_says_how_to_give_it_one() -> None:
-    pip = "import sys; sys.exit('ERROR: Ignored the following versions: 0.17.0 Requires-Python >=3.12')"
+    pip = (
+        "import sys; sys.exit('ERROR: Ignored the following versions: 0.17.0 Requires-Python >=3.12; 0.18.0 Requires')"
+    )
     with pytest.raises(OverlayError, match=r"(?s)Requires-Python >=3.12.*--python PATH"):
-        output_of([sys.executable, "-c", pip], 30.0, "fake-lib", {})
+        output_of([sys.executable, "-c", pip, "fake-lib==0.17.0"], 30.0, "fake-lib", {})
+    with pytest.raises(OverlayError, match=r"(?s)Requires-Python >=3.12") as no_such_release:
+        output_of([sys.executable, "-c", pip, "fake-lib==7.0"], 30.0, "fake-lib", {})
+    assert "--python" not in str(no_such_release.value)
 
 
 def test_a_release_that_is_not_on_the_index_says_what_pip_says(fake: Package) -> None:

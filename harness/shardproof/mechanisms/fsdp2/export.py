@@ -305,9 +305,7 @@ def _require(case: FailureCase, model: dict[str, Any]) -> None:
         and bool(model["lone_names"]),
         "tensor parallelism in a comparison of steps": case.focus.kind == TRAINED and case.ops[-1].mesh.tp > 1,
     }  # fmt: skip
-    lacking = [what for what, asked in wanted.items() if asked]
-    if lacking:
-        raise NoExportError.because(case.result, f"scripts for FSDP2 do not do {' and '.join(lacking)} yet")
+    NoExportError.unless_all_done(case.result, "FSDP2", wanted)
 
 
 def _kernel(scenario: Scenario) -> dict[str, Any]:

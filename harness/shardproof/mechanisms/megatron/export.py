@@ -308,9 +308,7 @@ def _require(case: FailureCase, store: Store) -> None:
         "another number of ranks for the load": len(case.parts) > 1,
         "FusedSGD in a comparison": ask.kind == "sgd" and ask.impl == "multi_tensor" and compared,
     }
-    lacking = [what for what, asked in wanted.items() if asked]
-    if lacking:
-        raise NoExportError.because(case.result, f"scripts for Megatron-Core do not do {' and '.join(lacking)} yet")
+    NoExportError.unless_all_done(case.result, "Megatron-Core", wanted)
 
 
 def _expert_blocks(case: FailureCase) -> list[str]:

@@ -230,7 +230,7 @@ function told(picture, at) {
     const bits = patterns.toString(2).replaceAll("0", "").length;
     parts.push(`${distance} ${picture.lead.kind.exponent ? "ULP" : ""} apart`.replace("  ", " "), `${bits} bit${bits > 1 ? "s" : ""} differ${bits > 1 ? "" : "s"}`);
   }
-  if (held !== undefined) parts.push(`held by rank${held.includes(",") ? "s" : ""} ${held}`);
+  if (held !== undefined) parts.push(`held in memory by rank${held.includes(",") ? "s" : ""} ${held}`);
   if (picture.copies.length && picture.differs(at)) parts.push(`as the copy of rank ${picture.copies.join(", ")} has it`);
   return `${parts.join("; ")}.`;
 }
@@ -246,7 +246,7 @@ function legend(list, picture, view) {
   if (picture.bands.names.length > 1) {
     picture.bands.names.forEach((ranks, n) => add(`own-${n % OWNERS}`, `rank${ranks.includes(",") ? "s" : ""} ${ranks}`));
   } else if (picture.bands.names.length) {
-    list.append(element("li", {}, `held whole by rank${picture.bands.names[0].includes(",") ? "s" : ""} ${picture.bands.names[0]}`));
+    list.append(element("li", {}, `held whole in memory by rank${picture.bands.names[0].includes(",") ? "s" : ""} ${picture.bands.names[0]}`));
   }
   const every = Array.from({ length: picture.length }, (_, at) => at), sides = [picture.expected, picture.observed];
   if (view === "difference") {

@@ -131,9 +131,7 @@ def _require(case: FailureCase, *, llama: bool) -> None:
         "comparisons of what a checkpoint holds": case.focus.kind == WRITTEN,
         "another number of ranks for the load": len(case.parts) > 1,
     }
-    lacking = [what for what, asked in lacks.items() if asked]
-    if lacking:
-        raise NoExportError.because(case.result, f"scripts for Automodel do not do {' and '.join(lacking)} yet")
+    NoExportError.unless_all_done(case.result, "Automodel", lacks)
 
 
 def _buffers(case: FailureCase) -> dict[str, tuple[tuple[int, ...], bool]]:

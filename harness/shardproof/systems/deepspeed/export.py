@@ -113,9 +113,7 @@ def _require(case: FailureCase, model: dict[str, Any], idle: dict[str, str]) -> 
         and case.focus.role != "param"
         and kind in (TRAINED, KEPT),
     }
-    lacking = [what for what, asked in wanted.items() if asked]
-    if lacking:
-        raise NoExportError.because(case.result, f"scripts for DeepSpeed do not do {' and '.join(lacking)} yet")
+    NoExportError.unless_all_done(case.result, "DeepSpeed", wanted)
 
 
 def _idle(case: FailureCase) -> dict[str, str]:

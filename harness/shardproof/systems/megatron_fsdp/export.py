@@ -195,9 +195,7 @@ def _require(case: FailureCase) -> None:
         "tied parameters in a comparison": kind != RAISES and scenario.model == "tied",
         "unused parameters": any(not p.spec.used for p in case.spec.params),
     }
-    lacking = [what for what, asked in wanted.items() if asked]
-    if lacking:
-        raise NoExportError.because(case.result, f"scripts for Megatron-FSDP do not do {' and '.join(lacking)} yet")
+    NoExportError.unless_all_done(case.result, "Megatron-FSDP", wanted)
 
 
 def _blocks(case: FailureCase) -> list[str]:

@@ -99,10 +99,7 @@ def _require(case: FailureCase) -> None:
         "comparisons of what a checkpoint holds": kind == WRITTEN and not case.is_shape,
         "comparisons over a save or a load": kind == KEPT and not counter,
     }
-    lacking = [what for what, asked in wanted.items() if asked]
-    if lacking:
-        reason = f"scripts for TransformerEngine do not do {' and '.join(lacking)} yet"
-        raise NoExportError.because(case.result, reason)
+    NoExportError.unless_all_done(case.result, "TransformerEngine", wanted)
 
 
 def _named(case: FailureCase) -> list[str]:

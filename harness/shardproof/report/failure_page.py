@@ -257,7 +257,8 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 FOR_TEMPLATES: Mapping[str, Any] = {
     "element_of": element_of, "span_of": span_of, "runs_of": runs_of, "owners_of": owners_of,
-    "distance_of": distance_of, "short": short, "tensors_shown": TENSORS_SHOWN, "tensors_in_full": TENSORS_IN_FULL, "copies": COPIES,
+    "distance_of": distance_of, "short": short, "tensors_shown": TENSORS_SHOWN, "tensors_in_full": TENSORS_IN_FULL,
+    "copies": COPIES,
     "kept_kib": FAILURE_BYTES >> 10,
 }  # fmt: skip
 """What the template of a page asks for by name."""

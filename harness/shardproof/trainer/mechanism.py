@@ -142,10 +142,13 @@ def _scaled(pairs: Sequence[Pair], between: Between) -> str:
     changes = [_change(pair) for pair in pairs if pair.name[0] == role]
     whole = _factor(changes)
     if whole is not None and abs(whole - 1) > NEAR:
-        of_ranks = _of_ranks(whole, between.ranks)
-        return (
-            f"Every change of {role} is {whole:.4g} times what it should be, in all tensors alike: {of_ranks or WHOLE}"
-        )
+        where = "in all tensors alike"
+        look_at = WHOLE
+        if right := sum(name[0] == role for name in between.expected) - len(changes):
+            where = f"in {len(changes)} of {len(changes) + right} tensors, and right in the others"
+            look_at = "look at what scales the loss or the gradients that reach these tensors alone."
+        factor = f"Every change of {role} is {whole:.4g} times what it should be, {where}"
+        return f"{factor}: {_of_ranks(whole, between.ranks) or look_at}"
     parts = [[(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks)) for a, b in changes]
              for rank in range(between.ranks)]  # fmt: skip
     each = [_factor(part) for part in parts]

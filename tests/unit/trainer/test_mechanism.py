@@ -88,6 +88,14 @@ def test_a_factor_that_is_the_number_of_ranks(factor: float) -> None:
     assert "Look at what adds up over the ranks" not in told(wrong, ranks=3)
 
 
+def test_a_factor_on_some_tensors_alone() -> None:
+    """Where others are right, what scales all gradients is not the reason."""
+    wrong = {name: BEFORE[name] + 8 * (right - BEFORE[name]) if name.endswith("a") else right
+             for name, right in RIGHT.items()}  # fmt: skip
+    sentence = told({name: value for name, value in wrong.items() if name.startswith("exp_avg")})
+    assert "is 8 times what it should be, in 1 of 2 tensors, and right in the others: look at what" in sentence
+
+
 def test_parameters_that_do_not_move() -> None:
     wrong = {name: BEFORE[name] if name.startswith("param") else right for name, right in RIGHT.items()}
     assert told(wrong).startswith("Parameters should change here, and none does")

@@ -15,6 +15,7 @@ import pytest
 import torch
 from shardproof.emulation import cuda, functions, memory
 from shardproof.emulation.used_symbols import forget_used_symbols, used_symbols
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -522,3 +523,31 @@ with cuda.emulated():
         assert done.returncode == 0, done.stderr
         assert "this process uses cuda:2" in done.stdout
         assert "the emulated machine has cuda:0 to cuda:3" in done.stdout
+
+
+class TestWhatAutogradSaves:
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_activations_are_recomputed_on_the_device(self, reentrant: bool) -> None:
+        """torch compares the device of what the first forward saved with that of what the second one saves."""
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).cuda()
+        given = torch.randn(3, 4).cuda().requires_grad_()
+        wanted = torch.autograd.grad(model(given).square().sum(), [given, *model.parameters()])
+        checkpoint(model, given, use_reentrant=reentrant).square().sum().backward()
+        assert given.grad is not None
+        assert torch.equal(given.grad, wanted[0])
+        for parameter, gradient in zip(model.parameters(), wanted[1:], strict=True):
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, gradient)
+
+    def test_hooks_see_the_device(self) -> None:
+        seen = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            seen.append(tensor.device.type)
+            return tensor.cpu()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.cuda()):
+            made = device().requires_grad_().relu()
+        made.sum().backward()
+        assert seen == ["cuda"]

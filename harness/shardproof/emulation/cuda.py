@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from shardproof.emulation import functions, machine, memory, symbols
 from shardproof.emulation.machine import Kind
@@ -61,6 +62,7 @@ class _Thread(threading.local):
 _process = _Process()
 _thread = _Thread()
 _start = threading.Thread.start
+_make_hooks = saved_tensors_hooks.__init__
 _engine_run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
 
@@ -90,11 +92,32 @@ def _run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             return hand_on(_engine_run_backward, roots, *args, **kwargs)
 
 
+def _make_hooks_emulated(
+    self: saved_tensors_hooks, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
+) -> None:
+    """Stands for the constructor of hooks on what autograd saves, as activation checkpointing and offloading have them.
+    Autograd calls them in the middle of an intercepted function, and they have to see the device there."""
+
+    def pack_emulated(tensor: torch.Tensor) -> Any:
+        functions.settle(tensor)
+        return _seeing_the_device(pack, tensor)
+
+    _make_hooks(self, pack_emulated, lambda packed: _seeing_the_device(unpack, packed))
+
+
+def _seeing_the_device(hook: Callable[[Any], Any], value: Any) -> Any:
+    if _thread.depth == 0 or functions.in_force():
+        return hook(value)
+    with functions.TwoMemories():
+        return hook(value)
+
+
 def _replacements() -> list[tuple[Any, str, Any]]:
     return [
         *symbols.replacements(),
         (threading.Thread, "start", _start_emulated),
         (torch.autograd, "_engine_run_backward", _run_backward),
+        (saved_tensors_hooks, "__init__", _make_hooks_emulated),
     ]
 
 

@@ -7,6 +7,7 @@ collectives), nor what threads do that were not started under the emulation.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,6 +82,21 @@ def device_side(device: Any) -> Side | None:
     return Side.DEVICE
 
 
+class _Running(threading.local):
+    """The side of the function that is handed on now, if any is."""
+
+    side: Side | None = None
+
+
+_running = _Running()
+
+
+def settle(tensor: torch.Tensor) -> None:
+    """Put what a function has made, and has not returned yet, where the function runs."""
+    if _running.side is not None:
+        memory.put(tensor, _running.side)
+
+
 class TwoMemories(TorchFunctionMode):
     """Keeps host and device apart for the thread that entered it."""
 
@@ -107,11 +123,15 @@ def _ordinary(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> A
     pinned = bool(named.pop("pin_memory", False))
     if pinned and asked is Side.DEVICE:
         raise refused(RuntimeError("Only dense CPU tensors can be pinned"))
-    if side is Side.DEVICE and func in _RANDOM and named.get("generator") is None:
-        with on_device_generator():
+    outer, _running.side = _running.side, side
+    try:
+        if side is Side.DEVICE and func in _RANDOM and named.get("generator") is None:
+            with on_device_generator():
+                result = hand_on(func, *args, **named)
+        else:
             result = hand_on(func, *args, **named)
-    else:
-        result = hand_on(func, *args, **named)
+    finally:
+        _running.side = outer
     _put_all(result, side)
     if pinned:
         memory.pin(result)

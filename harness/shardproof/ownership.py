@@ -35,6 +35,11 @@ _HERE = Path(__file__).parent
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(\) (got|missing|takes)\b")
 _OURS = re.compile(rf'File "{re.escape(str(_HERE.parent))}/([^"]+)", line (\d+), in (\S+)')
 _SITE, _TORCH_CUDA = "site-packages/", "/torch/cuda/"
+
+LIBRARY = r"site-packages/(?!shardproof/)"
+"""What stands before the name of a library's file in the path of a frame. An installed shardproof lies there, too, and
+its emulated device has frames between those of a library and of torch."""
+
 _MOST_CHARACTERS = 300
 _EMULATION = str(_HERE / "emulation") + "/"
 _DEVICE = tuple(f"{_EMULATION}{name}.py" for name in ("functions", "memory", "symbols", "cuda", "cpu_for_cuda"))

@@ -20,6 +20,7 @@ from shardproof.errors import UsageError
 from shardproof.observe.courses import RankCourse
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
+from shardproof.ownership import LIBRARY
 from shardproof.program import expand
 from shardproof.scenario import Scenario
 from shardproof.verdict import Standing, Verdict
@@ -409,7 +410,7 @@ def _difference_from_json(data: Mapping[str, Any]) -> Difference:
 def _raised_at(error: Failure) -> str:
     """The place in the library that raised, as known issues name it: ` at FILE, FUNCTION` of the innermost frame
     below site-packages that is not ours, which an emulated device adds. Empty for a deadline, which nothing raised."""
-    frames = re.findall(r'File "[^"]*site-packages/(?!shardproof/)([^"]+)", line \d+, in (\S+)', error.traceback)
+    frames = re.findall(rf'File "[^"]*{LIBRARY}([^"]+)", line \d+, in (\S+)', error.traceback)
     return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type != "deadline" else ""
 
 

@@ -43,6 +43,7 @@ from shardproof.issues.findings import Finding, section_of
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.laboratory.attribution import attributed
 from shardproof.laboratory.laboratory import Laboratory
+from shardproof.ownership import LIBRARY
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
 from shardproof.report.head_results import reason
@@ -258,7 +259,7 @@ def _with_commits(system: System, repair: Repair, log: Log | None) -> Repair:
 
 def _place_in(lines: Iterable[str]) -> str:
     """The innermost place below `site-packages` in the last lines of an error, other than our own."""
-    frame = re.compile(r'site-packages/(?!shardproof/)([^"]+)", line (\d+)')
+    frame = re.compile(rf'{LIBRARY}([^"]+)", line (\d+)')
     places = [found for line in lines if (found := frame.search(line))]
     return f"{places[-1][1]}:{places[-1][2]}" if places else ""
 

@@ -104,8 +104,9 @@ def write(digest: str, found: Found) -> None:
             part = Path(scratch, "walk.json")
             part.write_text(json.dumps(told), "utf-8")
             os.replace(part, folder / f"{digest}.json")
-        for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-MOST]:
-            file.unlink(missing_ok=True)
+        if len(files := [*folder.glob("*.json")]) > MOST:
+            for file in sorted(files, key=lambda file: file.stat().st_mtime)[:-MOST]:
+                file.unlink(missing_ok=True)
 
 
 def _folder() -> Path:

@@ -70,7 +70,7 @@ def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
         return problem.walked(problem.sample(sample, seed), problem.nothing)
     digest = problem.digest(seed)
     found = kept.read(digest, problem.sizes)
-    if found:
+    if found and problem.allows(found):
         return problem.recalled(found)
     every = walk.strength >= len(walk.axes)
     supported, refused = problem.enumerated() if every else problem.covering(seed), problem.refused_rows(seed)
@@ -159,6 +159,16 @@ class _Problem:
         scenarios = self.scenarios(supported)
         counts = (self.exclusions, self.cells, self.supported.count(), tuple(self.coverages(scenarios)))
         return Walked(self.walk, scenarios, self.scenarios(refused), *counts)
+
+    def allows(self, found: Found) -> bool:
+        """Whether every row that was kept is one that the tables of now allow."""
+        return all(
+            table.allowed[tuple(rows[:, axis] for axis in table.axes)].all()
+            for rows, tables in (
+                (found.supported, (*self._excluding, *self._refusing)), (found.refused, self._excluding)
+            )
+            for table in tables
+        )  # fmt: skip
 
     def recalled(self, found: Found) -> Walked:
         """What the walk came to when it was last followed."""

@@ -84,7 +84,7 @@ def of_both(one: Values, other: Values) -> Both:
     left_out |= {name for name in names if name[1] in local}
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}
-    settings |= {name for name in apart if _own_of_a_rank(name) not in (None, *names)}
+    settings |= {name for name in apart if (own_name := _own_of_a_rank(name)) and own_name not in names}
     return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings)
 
 

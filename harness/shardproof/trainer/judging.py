@@ -15,11 +15,7 @@ from shardproof.observe.record import LIVE, Record
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import (
-    NOTE,
-    TOLD,
-    Session,
-)
+from shardproof.trainer.arms import NOTE, TOLD, Session
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.trainer.mechanism import Between, mechanism

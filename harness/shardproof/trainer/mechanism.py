@@ -179,10 +179,13 @@ def _still(pairs: Sequence[Pair], between: Between) -> str:
              for pair in pairs if pair.name[0] == "param" and pair.before is not None]  # fmt: skip
     if not moved or any(one == other for one, other in moved) or len({one for one, _ in moved}) > 1:
         return ""
-    which = "should change here, and none does" if moved[0][0] else "change here, and none should"
-    return (
-        f"Parameters {which}: look at what skips a step, at gradients that are zero or do not arrive, and at the rate."
-    )
+    should, every = moved[0][0], sum(name[0] == "param" for name in between.expected)
+    if len(moved) < every:
+        which = f"{len(moved)} of {every} parameters " + ("should change here, and do not" if should else
+                                                          "change here, and should not")  # fmt: skip
+    else:
+        which = "Parameters " + ("should change here, and none does" if should else "change here, and none should")
+    return f"{which}: look at what skips a step, at gradients that are zero or do not arrive, and at the rate."
 
 
 def _moves(before: Value | None, after: Value) -> bool:

@@ -67,24 +67,26 @@ def nothing_trains(steps: int) -> str:
 def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResult:
     """The verdict of an arm whose ranks failed, and whose method it was.
 
-    One rank is tried whether or not a trainer names it: one that cannot be built there has nothing to load.
+    One rank is tried whether or not a trainer names it: where `build` raises there, nothing can be loaded. A rank that
+    dies or does not come to an end has refused nothing.
     """
     name = session.name
     if error.type == "Unsupported":
         return ArmResult(name, Verdict.UNSUPPORTED.value, error.message, ())
     unasked = session.kind == OTHER and session.of not in trainer.axes.get("mesh", ())
-    if unasked and session.ops and error.op == session.ops[0].index:
+    raised = error.type not in ("died", "killed", "deadline")
+    if unasked and raised and session.ops and error.op == session.ops[0].index:
         told = f"not compared: the trainer cannot be built on one rank, which it does not name ({error.type})"
         return ArmResult(name, Verdict.UNSUPPORTED.value, told, ())
     who = f" in {_method(error, trainer)}" if _method(error, trainer) else ""
-    raised = _raised_by(error, trainer)
+    by = _raised_by(error, trainer)
     where = f"rank {error.rank}" if error.rank is not None else "the ranks"
     first = error.message.strip().split("\n", 1)[0]
     if error.type == "died":  # the second line is the rank's last one
         first = "; ".join(error.message.strip().splitlines()[:2])
     if error.type == "deadline":
         return ArmResult(name, Verdict.HANG.value, f"The ranks did not come to an end{who}: {first}.", ())
-    return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}{raised}: {first}", ())
+    return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}{by}: {first}", ())
 
 
 def _raised_by(error: Failure, trainer: Described) -> str:
@@ -172,7 +174,7 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
 
 def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
     """What only one of two ways has, or has in this shape."""
-    return f"not compared, since every rank or only one of the two ways has it in this shape: {_few(keys)}"
+    return f"not compared, since every rank has its own, or only one of the two ways has it in this shape: {_few(keys)}"
 
 
 def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:

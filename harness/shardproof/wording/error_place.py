@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shardproof.ownership import LIBRARY
 from shardproof.result import Failure
 
 _SITE = "site-packages/"
-_OURS = f"{_SITE}shardproof/"
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n(?P<code>[^\n]*))?', re.MULTILINE
 )
@@ -43,7 +43,7 @@ def place_of(error: Failure) -> Place | None:
     """The innermost frame of an error, in an installed library other than ours where one of the frames lies there; None
     for a deadline, which nothing raised, and for a traceback without frames."""
     frames = list(frames_of(error))
-    installed = [place for path, place in frames if _SITE in path and _OURS not in path]
+    installed = [place for path, place in frames if re.search(LIBRARY, path)]
     return next(iter((installed or [place for _, place in frames])[-1:]), None)
 
 

@@ -99,6 +99,8 @@ def test_a_factor_on_some_tensors_alone() -> None:
 def test_parameters_that_do_not_move() -> None:
     wrong = {name: BEFORE[name] if name.startswith("param") else right for name, right in RIGHT.items()}
     assert told(wrong).startswith("Parameters should change here, and none does")
+    one = {**RIGHT, "param a": BEFORE["param a"]}
+    assert told(one).startswith("1 of 2 parameters should change here, and do not")
 
 
 def test_a_factor_of_each_ranks_own() -> None:

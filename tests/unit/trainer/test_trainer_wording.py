@@ -131,3 +131,5 @@ def test_one_rank_is_not_asked_of_a_trainer_that_cannot_be_built_there(tmp_path:
         for mesh, op in (("1", 7), ("1", 8), ("2", 7))
     ]
     assert told == ["unsupported", "crash", "crash"]
+    hung = Failure("deadline", "no end", None, "", 7)
+    assert wording.of_failure(Session("other mesh 1", ops), hung, trainer).verdict == "hang"

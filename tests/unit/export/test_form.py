@@ -196,7 +196,8 @@ def test_an_entry_says_what_emulation_means_and_what_is_expected_better_than_a_r
     told = FailureDescription("A title", line="lib/a.py:3 (1.0), step", finding=finding)
     form, draft = Form(stand_in="It stands in."), Draft("", "", {}, shims={"gpu_on_cpu.py": ""})
     assert _emulated(draft, FAILED, told, form).endswith("It stands in. In part.")
-    case = cast("FailureCase", SimpleNamespace(focus=SimpleNamespace(op=SimpleNamespace(kind="step"), difference=None), result=FAILED))
+    focus = SimpleNamespace(op=SimpleNamespace(kind="step"), difference=None)
+    case = cast("FailureCase", SimpleNamespace(focus=focus, result=FAILED))
     assert _promise(case, draft, told, Software("3.11", {})).startswith("Weights stay.")
 
 

@@ -97,6 +97,7 @@ def _draft_resting(case: FailureCase) -> Draft | None:
         return None
     case = case.on_one_rank()
     calls = {
+        "state": "model",
         "step": "model.backward(model($number))\nmodel.step()",
         "subject": "weight that the first of two steps alone has used",
         "expected": f"[1 - {LR}]",
@@ -141,6 +142,7 @@ def _draft_weights(case: FailureCase) -> Draft | None:
         return None
     case = case.on_one_rank()
     calls = {
+        "state": "model",
         "save": 'model.save_checkpoint(CHECKPOINT, tag="saved")',
         "load_model_only": 'model.load_checkpoint(CHECKPOINT, tag="saved", load_module_only=True)',
         "subject": "weight after the load",

@@ -62,7 +62,7 @@ def _scales(case: FailureCase) -> bool:
 
 
 def _draft_overflow(case: FailureCase) -> Draft | None:
-    """Steps that are skipped though nothing overflows in them."""
+    """Optimizer steps that are skipped after an overflow, although nothing overflows any more."""
     if not (_scales(case) and case.does("overflow")):
         return None
     first = next(op for op in case.ops if op.kind == "overflow")

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
+from shardproof.compare.text import WORDS
 from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
 from shardproof.program import Op
@@ -371,13 +372,17 @@ def seen_too_little(names: Sequence[str], number: int) -> str:
     return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
 
 
+AGAIN = {**WORDS, "missing": "not there any more", "extra": "was not there before"}
+"""What became of a value between a load and the save after it."""
+
+
 def of_again(found: Sequence[EntryDifference]) -> str:
     """What a checkpoint lost on its way through a load and a save; empty if nothing."""
     if not found:
         return ""
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     one = found[0]
-    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}) is {one.kind}{more}."
+    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}): {AGAIN[one.kind]}{more}."
 
 
 def _what(found: Sequence[Difference]) -> str:
@@ -422,6 +427,8 @@ def _first(found: Sequence[Difference]) -> str:
     what = _value(one)
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
+    if one.key.role == "rng":  # of which no number means anything
+        return f"{what} is not in the state in which it should be."
     if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}."
     wrong, right = _number(one.observed_first), _number(one.expected_first)

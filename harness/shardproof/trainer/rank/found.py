@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardproof.observe.generators import numpy_value, python_value, state_value
+from shardproof.observe.generators import numpy_value, python_value, state_value, torch_value
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.rank import kinds
@@ -329,7 +329,7 @@ class Look:
             return
         match met.value:
             case torch.Generator():
-                value = state_value(met.value.get_state().numpy().tobytes())
+                value = torch_value(met.value.get_state().numpy().tobytes())
             case random.Random():
                 value = python_value(met.value.getstate())
             case np.random.RandomState():
@@ -342,9 +342,9 @@ class Look:
     def _look_at_global_generators(self) -> None:
         self._rng("python", python_value(random.getstate()))
         self._rng("numpy", _numpy(np.random.get_state()))
-        self._rng("torch", state_value(torch.get_rng_state().numpy().tobytes()))
+        self._rng("torch", torch_value(torch.get_rng_state().numpy().tobytes()))
         if _cuda_is_in_use():
-            self._rng("cuda", state_value(torch.cuda.get_rng_state().numpy().tobytes()))
+            self._rng("cuda", torch_value(torch.cuda.get_rng_state().numpy().tobytes()))
 
     def _rng(self, name: str, value: Value) -> None:
         self.records.append(whole(self.at.op, self.at.rank, RNG, name, value.dtype, value.shape, value.data))

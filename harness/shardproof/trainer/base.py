@@ -98,6 +98,7 @@ class Trainer:
 
     _probe: Callable[[str, bool, str], Any] | None = None
     _taken: Callable[[], None] | None = None
+    _attributes: frozenset[str] = frozenset()
 
     def build(self, cell: Cell) -> None:
         """Make model, optimizer and whatever else the stack has, as attributes of this object."""
@@ -127,8 +128,12 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What to look at: name → object, or a value. By default every attribute of this object that is not a plain
-        value such as a number; override it to add some, or to remove some."""
-        return {name: value for name, value in vars(self).items() if not isinstance(value, PLAIN)}
+        value such as a number; override it to add some, or to remove some. A tensor or a value that it adds, by itself
+        or in a list or a dict, is compared between ranks too, whatever its name."""
+        found = {name: value for name, value in vars(self).items() if not isinstance(value, PLAIN)}
+        found.pop("_attributes", None)
+        self._attributes = frozenset(found)
+        return found
 
     def probe(self, model: str, cell: Cell, *, twin: bool = True, dtype: str = "fp32") -> Any:
         """One of shardproof's tiny models (`shardproof list`), a `torch.nn.Module`, whose gradients are known

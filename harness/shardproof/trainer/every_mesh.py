@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
@@ -28,6 +29,11 @@ BESIDE = (*ROLES.values(), STATE)
 """Roles of what an optimizer keeps beside a parameter. What has another shape than the rank's piece of the parameter,
 such as a running product of NAdam, each rank records as its own where the parameter is sharded."""
 
+_PASSING = frozenset({
+    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics",
+    "results",
+})  # fmt: skip
+
 _OF_MODULES = ("param", "buffer")
 
 _OWNED = re.compile(r"rank\d+\.(.+)", re.DOTALL)
@@ -49,6 +55,18 @@ def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tup
         if found.setdefault(key, value) != value:
             apart.add(key)
     return {key: value for key, value in found.items() if key not in apart}, apart
+
+
+def passes(path: str) -> bool:
+    """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
+    no checkpoint holds it, and a run that has just loaded has none."""
+    return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
+
+
+def is_transient(name: Name, patterns: Sequence[str]) -> bool:
+    """Whether no checkpoint need hold a value: it is made anew by its name, or matches a pattern of `ROLE NAME`."""
+    made_anew = name[0] == EXTRA_STATE and passes(name[1])
+    return made_anew or any(fnmatchcase(" ".join(name), pattern) for pattern in patterns)
 
 
 ALIKE_ROLES = ("param", "buffer", *BESIDE)

@@ -17,12 +17,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.every_mesh import OF_A_RANK, ROLES
+from shardproof.trainer.every_mesh import OF_A_RANK, ROLES, is_transient
 
 LEAST_BYTES = 16
 PIECE = 8
@@ -81,7 +80,7 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     owed = {
         key: value
         for key, value in live.items()
-        if key[0] not in OF_A_RANK and not any(fnmatchcase(" ".join(key), pattern) for pattern in transient)
+        if key[0] not in OF_A_RANK and not is_transient(key, transient)
     }
     wanted = {
         key: value

@@ -190,7 +190,7 @@ class Judge(Judging):
             return
         load, found = self.loaded(resumed), list[Difference]()
         if load >= 0:
-            found = self.compare(self.at(self.saved), self.at(load), load, self.idle)
+            found = self.compare(self.at(self.saved), self.at(load), load, self.idle | self.transient)
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
@@ -220,7 +220,7 @@ class Judge(Judging):
         if RESUMED in self.failures:
             return
         load = self.loaded(used)
-        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self.idle)
+        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self.idle | self.transient)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
         self.add(USED, found, wording.of_used(found))
 
@@ -271,7 +271,7 @@ class Judge(Judging):
         for there, here in pairs:
             (expected, own), (observed, own_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
             left_out |= own | own_too
-            if found := self.compare(expected, observed, here, own | own_too):
+            if found := self.compare(expected, observed, here, own | own_too | self.transient):
                 wrong, share = beyond_rounding(found, start, expected, observed)
                 found, farthest = (found if here == load or self.element_by_element else wrong), max(farthest, share)
             if found:

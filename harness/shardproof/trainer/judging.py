@@ -12,12 +12,13 @@ from shardproof.diff import LAZY_STATE, Difference, diff
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import NOTE, TOLD, Session
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import OF_A_RANK
+from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.mechanism import Between, mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.rounding import At, rounded
@@ -104,6 +105,13 @@ class Judging:
         """Generators from which nothing is drawn after the save: whether a load restores them has no effect."""
         first, last = self.at(self.saved), self.at(self.whole.ops[-1].index)
         return {key for key, value in first.items() if key[0] in OF_A_RANK and last.get(key) == value}
+
+    @cached_property
+    def transient(self) -> set[tuple[str, str]]:
+        """What the trainer's `state()` names though no checkpoint need hold it, such as a loss: right after a load there
+        is none."""
+        names = {(key.role, key.fqn) for key in self.observed if key.role == EXTRA_STATE}
+        return {name for name in names if is_transient(name, self.trainer.transient)}
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""

@@ -341,8 +341,22 @@ def test_a_tensor_that_a_step_makes_anew_is_told_and_not_recorded() -> None:
     roots = {"last_loss": torch.ones(()), "batch": {"x": torch.ones(2)}, "lossless": torch.ones(1)}
     assert list(values(**roots)) == ["extra_state rank0.lossless"]
     assert State(roots, 0, 1).found[0] == Item(
-        "last_loss", "tensor", "Tensor of [], not recorded: by its name a step makes it anew"
-    )
+        "last_loss", "tensor", "Tensor of [], not recorded: by its name a step makes it anew; to have it compared, give it "
+        "another name in `state()`",
+    )  # fmt: skip
+
+
+def test_what_a_state_of_ones_own_names_is_recorded_as_all_ranks_whatever_its_name() -> None:
+    held = torch.ones(2)
+    roots = {
+        "other": [held], "loss": torch.ones(()), "metrics": {"z_loss": 0.5, "seen": 0, "none": 0, "deep": [True, b"rng"]},
+        "table": np.arange(3), "gain": np.float32(2), "curve": held, "absent": None,
+    }  # fmt: skip
+    logical, _ = assemble(State(roots, 0, 1, ["metrics.deep.*", "table"], named=roots.keys() - {"other"}).records(1))
+    assert {key.fqn for key in logical if key.role == "extra_state"} == {
+        "loss", "metrics.z_loss", "metrics.seen", "metrics.none", "rank0.metrics.deep.0", "rank0.metrics.deep.1",
+        "rank0.table", "gain", "curve",
+    }  # fmt: skip
 
 
 def test_the_tensors_of_a_container_are_one_line() -> None:

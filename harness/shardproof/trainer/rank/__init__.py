@@ -41,6 +41,7 @@ class Rank:
 
     built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
     after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
+    named: what of it no attribute is, or not by this name.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -55,6 +56,7 @@ class Rank:
         self.same: dict[str, bool] = {}
         self.cell: Cell | None = None
         self.state: dict[str, Any] = {}
+        self.named: set[str] = set()
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -82,7 +84,7 @@ class Rank:
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
         cell = self._enter(op)
-        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self.trainer.state())))
+        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self._asked())))
         folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
         resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
         with self._device():
@@ -117,7 +119,15 @@ class Rank:
         """Call a method of the trainer's, and ask for its state, on the device that it finds."""
         with self._device():
             method()
-            self.state = self.trainer.state()
+            self.state = self._asked()
+
+    def _asked(self) -> dict[str, Any]:
+        """What the trainer's `state()` says, and which names its own has besides the attributes of every trainer's."""
+        self.trainer._attributes = frozenset()
+        found = self.trainer.state()
+        held, attributes = vars(self.trainer), self.trainer._attributes
+        self.named = {name for name, value in found.items() if name not in attributes or held.get(name) is not value}
+        return found
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)
@@ -161,7 +171,8 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike)
+        state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike,
+                      self.named)  # fmt: skip
         yield from state.records(op)
         yield from self._notes(op, state)
 

@@ -81,8 +81,10 @@ class Trainer:
       of optimizers as its first value, bit for bit, or up to what another order of sums makes.
     * transient: names of state that checkpoints need not hold, as glob patterns such as `grad *` or `* cache`.
     * local: names of what every rank has of its own, as glob patterns: parameters that are plain tensors, such as
-      `*.experts.*`, and settings of param groups, such as `group*.params` of an optimizer that gives each rank other
-      parameters. Any other plain tensor or setting must be equal on all ranks.
+      `*.experts.*`, what `state` adds, and settings of param groups, such as `group*.params` of an optimizer that gives
+      each rank other parameters. Any other parameter, setting or value of `state` must be equal on all ranks.
+    * tied: names of parameters that must be one, such as `[("lm_head.weight", "embed.weight")]`, which is looked at
+      after every operation. `build` may set it as an attribute, where it depends on the cell.
     * emulates: `cuda` for a stack that calls `torch.cuda` whatever it runs on, such as Megatron-Core: without a GPU its
       file is imported, and its methods run, on an emulated one, as results say.
     """
@@ -94,6 +96,7 @@ class Trainer:
     alike: ClassVar[Mapping[str, str]] = {}
     transient: ClassVar[Sequence[str]] = ()
     local: ClassVar[Sequence[str]] = ()
+    tied: Sequence[tuple[str, ...]] = ()
     emulates: ClassVar[str] = ""
 
     _probe: Callable[[str, bool, str], Any] | None = None

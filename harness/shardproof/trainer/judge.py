@@ -2,6 +2,7 @@
 
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
+    tied          names of one parameter, after every operation          one parameter, or one memory
     trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
@@ -28,15 +29,20 @@ from typing import Any
 
 from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
     CUT,
+    ONE,
     OTHER,
     RESUMED,
+    TIED,
     TWICE,
+    TWO,
     UNSAVED,
     USED,
     WHOLE,
@@ -87,6 +93,7 @@ class Judge(Judging):
 
     def _judge_arms(self) -> None:
         self._twice()
+        self._tied()
         self._trains()
         self._twin()
         self._unsaved()
@@ -148,6 +155,28 @@ class Judge(Judging):
         if params and all(last.get(key) == value for key, value in params.items()):
             text = wording.nothing_trains(sum(op.kind == "step" for op in self.whole.ops))
             self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+    def _tied(self) -> None:
+        """Look for names that the trainer calls one parameter, and that are two after some operation."""
+        if not self.ties:
+            return
+        for session in self.sessions:
+            for op in session.ops:
+                apart = sorted(name for (name, at), told in self.ties.items() if at == op.index and TWO in told)
+                if apart:
+                    self.differences += [untied(name, op.index) for name in apart]
+                    told = wording.of_untied(apart, session, op, self.at(op.index))
+                    self.found.append(ArmResult(TIED, Verdict.MISMATCH.value, told, ()))
+                    return
+        seen = {name for (name, _), told in self.ties.items() if ONE in told}
+        unseen = next((name for name, _ in sorted(self.ties) if name not in seen), None)
+        if unseen is None:
+            self.found.append(ArmResult(TIED, Verdict.PASS.value, "", ()))
+            return
+        known = {key.fqn for key in self.observed if key.role == PARAMS}
+        unknown = [name for name in unseen.split(" = ") if name not in known]
+        verdict = Verdict.UNKNOWN if unknown else Verdict.UNSUPPORTED
+        self.found.append(ArmResult(TIED, verdict.value, wording.never_tied(unseen, unknown), ()))
 
     def _twin(self) -> None:
         if WHOLE in self.failures or not self.exact:
@@ -280,3 +309,9 @@ class Judge(Judging):
         notes += [wording.rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
+
+
+def untied(names: str, op: int) -> Difference:
+    """Two names of what must be one parameter, as a difference of the operation after which they are two."""
+    _, _, other = names.partition(" = ")
+    return Difference(Key(op, LIVE, PARAMS, other), "bits", mismatched=1, total=1, detail=f"not one parameter: {names}")

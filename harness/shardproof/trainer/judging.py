@@ -16,7 +16,7 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import NOTE, TOLD, Session
+from shardproof.trainer.arms import NOTE, TIED, TOLD, Session
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.mechanism import Between, mechanism
@@ -32,6 +32,7 @@ class Judging:
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
+    ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
     scenario: Scenario
@@ -43,6 +44,7 @@ class Judging:
     told: Mapping[int, Told]
     failures: Mapping[str, Failure]
     directory: Path
+    ties: Mapping[tuple[str, int], set[str]]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -61,10 +63,14 @@ class Judging:
         for session, paths in zip(sessions, request["observations"], strict=False):
             records += records_of(paths, session, whole=session.name not in failures)
         notes = [r.data.decode() for r in records if r.role == NOTE]
-        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD)])
+        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD, TIED)])
+        ties: dict[tuple[str, int], set[str]] = {}
+        for record in records:
+            if record.role == TIED:
+                ties.setdefault((record.fqn, record.op), set()).add(record.data.decode())
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]),
+            failures, Path(request["directory"]), ties,
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import OTHER, Session
@@ -129,17 +130,45 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
     told = "".join(f", in {name} after {_at(op)}" for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    named = first.key.role == EXTRA_STATE
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
     early = any(problem.key.op < first.key.op for problem in problems)
-    own = f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else ""
+    own = f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
     pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
     return f"{pieces}{told}: {first.detail}{more}.{own}"
+
+
+def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tuple[str, str], Value]) -> str:
+    """Names of one parameter that are two after an operation. values: what there is after it."""
+    one, _, other = names[0].partition(" = ")
+    first, second = (values.get(("param", name)) for name in (one, other))
+    apart = "which have other values by now" if first != second else "which have the same values so far"
+    more = f" The same holds of {len(names) - 1} more." if len(names) > 1 else ""
+    return (
+        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters, {apart}; `tied` says that they are one. "
+        f"Each is stepped with its own gradient, and a checkpoint that holds one of them does not fill the other.{more}"
+    )
+
+
+def never_tied(names: str, unknown: Collection[str]) -> str:
+    """Names of one parameter of which no rank has both. unknown: those that no rank has."""
+    if not unknown:
+        return f"not compared: no rank has both parameters of {names}, as where stages of a pipeline have one each"
+    return (
+        f"`tied` names {' and '.join(unknown)}, and no parameter is called so. Names are those of the model as its author "
+        "wrote it, without the words that wrappers put in, such as `module.`."
+    )
 
 
 NOT_REDUCED = (
     "Before this step the ranks had the same, so each has stepped with a gradient of its own: look at which ranks "
     'gradients are reduced among. Where every rank is to have its own, as of experts, `local = ["NAME"]` says so.'
+)
+
+OF_STATE = (
+    "What `state()` names has to be equal on all ranks, such as a metric that was reduced over them; where every rank "
+    'has its own, `local = ["NAME"]` says so.'
 )
 
 OF_EVERY_RANK = (

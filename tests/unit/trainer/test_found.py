@@ -359,6 +359,16 @@ def test_what_a_state_of_ones_own_names_is_recorded_as_all_ranks_whatever_its_na
     }  # fmt: skip
 
 
+def test_two_names_are_one_parameter_where_they_share_its_memory() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2), "d": nn.Linear(2, 2)})
+    module["b"].weight = module["a"].weight
+    module["c"].weight.data = module["a"].weight.data
+    module["d"].load_state_dict(module["a"].state_dict())
+    state = State({"model": module}, 0, 1)
+    tied = {other: state.tie("a.weight", f"{other}.weight") for other in ("b", "c", "d", "e")}
+    assert tied == {"b": "one", "c": "one", "d": "two", "e": "not here"}
+
+
 def test_the_tensors_of_a_container_are_one_line() -> None:
     state = State({"one": [torch.ones(2)], "many": {"a": torch.ones(2), "b": torch.ones(1)}, "t": torch.ones(1)}, 0, 1)
     assert state.found == [

@@ -108,6 +108,25 @@ def test_a_fault_is_seen_by_its_arm(folder: Path, fault: Fault, arm: str, senten
     assert sentence in failed(found)[arm]
 
 
+@pytest.mark.parametrize(
+    ("tie", "verdict", "sentence"),
+    [
+        (lambda op: "one", "pass", ""),
+        (lambda op: "two" if (op.arm, op.kind) == ("resumed", "load") else "one", "mismatch",
+         "After `load` in resumed, w and v are two parameters, which have other values by now; `tied` says that they are"),
+        (lambda op: "not here", "unknown", "`tied` names v, and no parameter is called so."),
+    ],
+)  # fmt: skip
+def test_names_of_one_parameter_are_looked_at_after_each_operation(
+    folder: Path, tie: Any, verdict: str, sentence: str
+) -> None:
+    simulated = simulation(folder)
+    simulated.tie = tie
+    arms = {arm["name"]: arm for arm in simulated.judged(folder)["arms"]}
+    assert arms["tied"]["verdict"] == verdict
+    assert arms["tied"]["sentence"].startswith(sentence)
+
+
 def test_a_run_that_is_not_the_same_twice_is_told_first_and_nothing_else_is_claimed_of_it(folder: Path) -> None:
     found = judged(folder, only("twice", "step", MOMENT, plus, 1))
     assert list(failed(found)) == ["twice"]

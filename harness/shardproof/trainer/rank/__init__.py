@@ -28,7 +28,7 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TOLD, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.emulated import class_for, device_for
@@ -174,6 +174,10 @@ class Rank:
         state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike,
                       self.named)  # fmt: skip
         yield from state.records(op)
+        for one, *others in self.trainer.tied:
+            for other in others:
+                data = state.tie(one, other).encode()
+                yield whole(op, self.context.rank, TIED, " = ".join((one, other)), "utf8", (len(data),), data)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:

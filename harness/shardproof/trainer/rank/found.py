@@ -114,6 +114,10 @@ class State:
     def optimizers(self) -> list[Optimizer]:
         return self._seen.optimizers
 
+    def tie(self, one: str, other: str) -> str:
+        """What two names of parameters are on this rank, one of `TIES`."""
+        return self._seen.tie(one, other)
+
     def records(self, op: int) -> Iterator[Record]:
         """The records of the state as it is now. op: the number of the operation that has just run."""
         self._latest = self._look(op)
@@ -169,6 +173,10 @@ class Look:
         self._look_at_global_generators()
         self._tell_tensors()
         self._miss()
+
+    def tie(self, one: str, other: str) -> str:
+        """What two names of parameters are on this rank, one of `TIES`."""
+        return self._modules.tie(one, other)
 
     def _of_kind(self, kind: str) -> list[Met]:
         return [met for met in self.way.met if met.kind == kind]

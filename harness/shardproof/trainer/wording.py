@@ -143,10 +143,10 @@ def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tu
     """Names of one parameter that are two after an operation. values: what there is after it."""
     one, _, other = names[0].partition(" = ")
     first, second = (values.get(("param", name)) for name in (one, other))
-    apart = "which have other values by now" if first != second else "which have the same values so far"
+    apart = "of different values" if first != second else "of the same values so far"
     more = f" The same holds of {len(names) - 1} more." if len(names) > 1 else ""
     return (
-        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters, {apart}; `tied` says that they are one. "
+        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters {apart}; `tied` says that they are one. "
         f"Each is stepped with its own gradient, and a checkpoint that holds one of them does not fill the other.{more}"
     )
 

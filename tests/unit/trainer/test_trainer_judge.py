@@ -113,7 +113,7 @@ def test_a_fault_is_seen_by_its_arm(folder: Path, fault: Fault, arm: str, senten
     [
         (lambda op: "one", "pass", ""),
         (lambda op: "two" if (op.arm, op.kind) == ("resumed", "load") else "one", "mismatch",
-         "After `load` in resumed, w and v are two parameters, which have other values by now; `tied` says that they are"),
+         "After `load` in resumed, w and v are two parameters of different values; `tied` says that they are one."),
         (lambda op: "not here", "unknown", "`tied` names v, and no parameter is called so."),
     ],
 )  # fmt: skip

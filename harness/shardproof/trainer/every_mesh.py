@@ -69,6 +69,11 @@ def is_transient(name: Name, patterns: Sequence[str]) -> bool:
     return made_anew or any(fnmatchcase(" ".join(name), pattern) for pattern in patterns)
 
 
+def of_ranks(values: Values) -> set[Name]:
+    """The names of tensors and values of the trainer's own of which every rank has one for itself."""
+    return {name for name in values if _own_of_a_rank(name)}
+
+
 ALIKE_ROLES = ("param", "buffer", *BESIDE)
 """What two ways to compute the same must agree in, beside further tensors of the trainer."""
 
@@ -82,12 +87,14 @@ class Both:
       another shape in the other, such as what is kept for each piece of a tensor; and parameters of which every rank
       has its own, with their state.
     * settings: numbers and texts that are not the same in both. They may say which of the two ways it is.
+    * drawn: random states that are not the same in both, as where one way draws more numbers than the other.
     """
 
     one: dict[Name, Value]
     other: dict[Name, Value]
     left_out: set[Name]
     settings: set[Name]
+    drawn: set[Name]
 
 
 def of_both(one: Values, other: Values) -> Both:
@@ -103,7 +110,7 @@ def of_both(one: Values, other: Values) -> Both:
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}
     settings |= {name for name in apart if (own_name := _own_of_a_rank(name)) and own_name not in names}
-    return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings)
+    return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings, {n for n in apart if n[0] in OF_A_RANK})  # fmt: skip
 
 
 def _on_every_rank(values: Values) -> dict[Name, Value]:

@@ -49,7 +49,7 @@ from shardproof.trainer.arms import (
     Session,
 )
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
-from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh
+from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.rounding import PARAMS, beyond_rounding
@@ -224,6 +224,7 @@ class Judge(Judging):
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
         notes = [wording.idle(self.idle)] if self.idle else []
+        notes += [wording.not_loaded(self.transient)] if self.transient and load >= 0 else []
         self.add(RESUMED, found, sentence, notes)
 
     def _cold(self) -> None:
@@ -306,6 +307,8 @@ class Judge(Judging):
             if found:
                 break
         notes = [*([] if self.exact else [wording.INEXACT]), *([wording.apart(left_out)] if left_out else [])]
+        owned = of_ranks(self.at(load if load >= 0 else session.ops[-1].index))
+        notes += [wording.of_each_rank(owned)] if owned else []
         notes += [wording.rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)

@@ -145,6 +145,8 @@ class Judging:
         verdict = Verdict.MISMATCH if found else Verdict.PASS
         made = mechanism(found, self.between) if found and self.between else ""
         said = " ".join(filter(None, (sentence, made))) if found else ""
+        if found and {(d.key.role, d.key.fqn) for d in found} <= {(p.key.role, p.key.fqn) for p in self.problems}:
+            said = wording.SAME_AS_AGREE
         self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
 

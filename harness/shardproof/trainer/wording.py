@@ -211,6 +211,24 @@ def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
     return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
 
 
+def drawn_otherwise(keys: Iterable[tuple[str, str]]) -> str:
+    """Random states in which two ways to compute the same are not alike."""
+    return f"not alike, and not compared, since one way may draw more numbers than the other: {_few(keys)}"
+
+
+def of_each_rank(keys: Iterable[tuple[str, str]]) -> str:
+    """What another mesh has nothing to compare with, since every rank has it for itself."""
+    return f"not compared, since every rank has its own: {_few(keys)}"
+
+
+def not_loaded(keys: Iterable[tuple[str, str]]) -> str:
+    """What is compared after steps, and not right after a load."""
+    return f"not compared right after the load, since no checkpoint need hold it: {_few(keys)}"
+
+
+SAME_AS_AGREE = f"What differs is what `{AGREE}` names: the ranks had it differently, and nothing more is said of it here."
+
+
 def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
     """The first names of some values, and how many more there are."""
     names = [" of ".join(key) for key in sorted(keys)]
@@ -451,6 +469,8 @@ def _first(found: Sequence[Difference]) -> str:
     what = _value(one)
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
+    if one.key.role == "rng":
+        return f"The random state of {one.key.fqn} is another one: it was not restored, or drawn from afterwards."
     if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}."
     wrong, right = _number(one.observed_first), _number(one.expected_first)

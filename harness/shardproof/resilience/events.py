@@ -23,7 +23,18 @@ class Link(bytes):
 
 
 Kind = Literal[
-    "create", "mkdir", "symlink", "link", "rename", "unlink", "rmdir", "write", "truncate", "sync_file", "sync_dir", "sync_all"
+    "create",
+    "mkdir",
+    "symlink",
+    "link",
+    "rename",
+    "unlink",
+    "rmdir",
+    "write",
+    "truncate",
+    "sync_file",
+    "sync_dir",
+    "sync_all",
 ]
 
 

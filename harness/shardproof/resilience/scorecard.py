@@ -16,8 +16,8 @@ Document = Mapping[str, Any]
 WRONG = ("silent", "lied", "hang", "crash", "anew")
 """Outcomes that no stack should have."""
 WRONG_OF_COMMANDS = (*WRONG, "error")
-"""Those that no command should have: one that ends with an error in the folder that a kill leaves does not go on, however
-often it is started again. Of a load an error is none, since nobody trains on with what it gave."""
+"""Those that no command should have: one that ends with an error in the folder that a kill leaves does not go on,
+however often it is started again. Of a load an error is none, since nobody trains on with what it gave."""
 TOLD_OF_COMMANDS = (*WRONG_OF_COMMANDS, "unsteady")
 """Outcomes of a command that are told in words."""
 MOST_KEPT = 25

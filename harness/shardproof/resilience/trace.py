@@ -361,9 +361,10 @@ class _Reader:
         for old in [name for name in self.names if name == path or name.startswith(f"{path}/")]:
             new = target + old.removeprefix(path)
             self.names[new] = self.names.pop(old)
-            for kept in (self.contents, self.links):
-                if old in kept:
-                    kept[new] = kept.pop(old)  # type: ignore[attr-defined]
+            if old in self.contents:
+                self.contents[new] = self.contents.pop(old)
+            if old in self.links:
+                self.links[new] = self.links.pop(old)
 
 
 def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1) -> Iterator[Changed]:

@@ -110,7 +110,9 @@ def of_both(one: Values, other: Values) -> Both:
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}
     settings |= {name for name in apart if (own_name := _own_of_a_rank(name)) and own_name not in names}
-    return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings, {n for n in apart if n[0] in OF_A_RANK})  # fmt: skip
+    drawn = {name for name in apart if name[0] in OF_A_RANK}
+    one, other = ({name: value for name, value in way.items() if name in kept} for way in (one, other))
+    return Both(one, other, left_out, settings, drawn)
 
 
 def _on_every_rank(values: Values) -> dict[Name, Value]:

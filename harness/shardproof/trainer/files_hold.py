@@ -77,11 +77,7 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
     least = max(LEAST_BYTES, 2 * PIECE * ranks)
-    owed = {
-        key: value
-        for key, value in live.items()
-        if key[0] not in OF_A_RANK and not is_transient(key, transient)
-    }
+    owed = {key: value for key, value in live.items() if key[0] not in OF_A_RANK and not is_transient(key, transient)}
     wanted = {
         key: value
         for key, value in owed.items()

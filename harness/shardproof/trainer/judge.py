@@ -52,6 +52,7 @@ from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.notes import apart, idle, not_loaded, of_each_rank
 from shardproof.trainer.rounding import PARAMS, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -162,10 +163,10 @@ class Judge(Judging):
             return
         for session in self.sessions:
             for op in session.ops:
-                apart = sorted(name for (name, at), told in self.ties.items() if at == op.index and TWO in told)
-                if apart:
-                    self.differences += [untied(name, op.index) for name in apart]
-                    told = wording.of_untied(apart, session, op, self.at(op.index))
+                two = sorted(name for (name, at), told in self.ties.items() if at == op.index and TWO in told)
+                if two:
+                    self.differences += [untied(name, op.index) for name in two]
+                    told = wording.of_untied(two, session, op, self.at(op.index))
                     self.found.append(ArmResult(TIED, Verdict.MISMATCH.value, told, ()))
                     return
         seen = {name for (name, _), told in self.ties.items() if ONE in told}
@@ -223,8 +224,8 @@ class Judge(Judging):
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
-        notes = [wording.idle(self.idle)] if self.idle else []
-        notes += [wording.not_loaded(self.transient)] if self.transient and load >= 0 else []
+        notes = [idle(self.idle)] if self.idle else []
+        notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         self.add(RESUMED, found, sentence, notes)
 
     def _cold(self) -> None:
@@ -306,9 +307,9 @@ class Judge(Judging):
                 found, farthest = (found if here == load or self.element_by_element else wrong), max(farthest, share)
             if found:
                 break
-        notes = [*([] if self.exact else [wording.INEXACT]), *([wording.apart(left_out)] if left_out else [])]
+        notes = [*([] if self.exact else [wording.INEXACT]), *([apart(left_out)] if left_out else [])]
         owned = of_ranks(self.at(load if load >= 0 else session.ops[-1].index))
-        notes += [wording.of_each_rank(owned)] if owned else []
+        notes += [of_each_rank(owned)] if owned else []
         notes += [wording.rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)

@@ -114,8 +114,8 @@ class Judging:
 
     @cached_property
     def transient(self) -> set[tuple[str, str]]:
-        """What the trainer's `state()` names though no checkpoint need hold it, such as a loss: right after a load there
-        is none."""
+        """What the trainer's `state()` names though no checkpoint need hold it, such as a loss: right after a load it
+        has none."""
         names = {(key.role, key.fqn) for key in self.observed if key.role == EXTRA_STATE}
         return {name for name in names if is_transient(name, self.trainer.transient)}
 

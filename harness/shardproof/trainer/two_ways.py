@@ -12,8 +12,8 @@ from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.notes import drawn_otherwise, of_one_way, taken_for_settings
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
-from shardproof.trainer.wording import drawn_otherwise, of_one_way, taken_for_settings
 from shardproof.verdict import Verdict
 
 

@@ -134,7 +134,9 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
     early = any(problem.key.op < first.key.op for problem in problems)
-    own = f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
+    own = (
+        f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
+    )
     pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
     return f"{pieces}{told}: {first.detail}{more}.{own}"
 
@@ -146,8 +148,9 @@ def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tu
     apart = "of different values" if first != second else "of the same values so far"
     more = f" The same holds of {len(names) - 1} more." if len(names) > 1 else ""
     return (
-        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters {apart}; `tied` says that they are one. "
-        f"Each is stepped with its own gradient, and a checkpoint that holds one of them does not fill the other.{more}"
+        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters {apart}; `tied` says that they are "
+        "one. Each is stepped with its own gradient, and a checkpoint that holds one of them does not fill the "
+        f"other.{more}"
     )
 
 
@@ -156,8 +159,8 @@ def never_tied(names: str, unknown: Collection[str]) -> str:
     if not unknown:
         return f"not compared: no rank has both parameters of {names}, as where stages of a pipeline have one each"
     return (
-        f"`tied` names {' and '.join(unknown)}, and no parameter is called so. Names are those of the model as its author "
-        "wrote it, without the words that wrappers put in, such as `module.`."
+        f"`tied` names {' and '.join(unknown)}, and no parameter is called so. Names are those of the model as its "
+        "author wrote it, without the words that wrappers put in, such as `module.`."
     )
 
 
@@ -195,44 +198,9 @@ def of_unsteady(found: Sequence[Difference], op: Op) -> str:
     )
 
 
-def apart(keys: Iterable[tuple[str, str]]) -> str:
-    """State of an optimizer that every rank keeps differently, so that another mesh has nothing to compare with."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
-    return f"not compared, since the ranks of one mesh have it differently: {names}"
-
-
-def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
-    """What only one of two ways has, or has in this shape."""
-    return f"not compared, since every rank has its own, or only one of the two ways has it in this shape: {_few(keys)}"
-
-
-def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
-    """Numbers and texts in which two ways to compute the same are not alike."""
-    return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
-
-
-def drawn_otherwise(keys: Iterable[tuple[str, str]]) -> str:
-    """Random states in which two ways to compute the same are not alike."""
-    return f"not alike, and not compared, since one way may draw more numbers than the other: {_few(keys)}"
-
-
-def of_each_rank(keys: Iterable[tuple[str, str]]) -> str:
-    """What another mesh has nothing to compare with, since every rank has it for itself."""
-    return f"not compared, since every rank has its own: {_few(keys)}"
-
-
-def not_loaded(keys: Iterable[tuple[str, str]]) -> str:
-    """What is compared after steps, and not right after a load."""
-    return f"not compared right after the load, since no checkpoint need hold it: {_few(keys)}"
-
-
-SAME_AS_AGREE = f"What differs is what `{AGREE}` names: the ranks had it differently, and nothing more is said of it here."
-
-
-def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
-    """The first names of some values, and how many more there are."""
-    names = [" of ".join(key) for key in sorted(keys)]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+SAME_AS_AGREE = (
+    f"What differs is what `{AGREE}` names: the ranks had it differently, and nothing more is said of it here."
+)
 
 
 def no_twin(why: str) -> str:
@@ -404,12 +372,6 @@ def neither(keys: Iterable[tuple[str, str]], axis: str) -> str:
     """Settings that are of neither side after the load, such as a rate that a schedule computed anew."""
     names = ", ".join(f"{role} of {name}" for role, name in sorted(keys)[:4])
     return f"{names}: neither the run's nor the checkpoint's after the load, which does not tell whose {axis} won"
-
-
-def idle(keys: Iterable[tuple[str, str]]) -> str:
-    """Generators that are not compared."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
-    return f"not compared, since nothing is drawn from them after the save: {names}"
 
 
 def seen_too_little(names: Sequence[str], number: int) -> str:

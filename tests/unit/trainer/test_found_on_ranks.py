@@ -80,7 +80,9 @@ def test_a_tied_parameter_is_recorded_under_each_name_and_its_moments_under_one(
     assert {tie for *_, tie in told(two, name, 2)} == {"one"}
 
 
-@pytest.mark.parametrize("name", ["ddp adamw", "fsdp1 full_shard originals adamw", "fsdp1 full_shard flat adamw", "fsdp2 adamw"])
+@pytest.mark.parametrize(
+    "name", ["ddp adamw", "fsdp1 full_shard originals adamw", "fsdp1 full_shard flat adamw", "fsdp2 adamw"]
+)
 def test_parameters_that_are_not_tied_are_two(name: str, two: Path) -> None:
     assert {tie for *_, tie in told(two, name, 2)} == {"two"}
 

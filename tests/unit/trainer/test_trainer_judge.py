@@ -20,6 +20,7 @@ from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
+from shardproof.trainer.notes import of_one_way
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
 from shardproof.trainer.twin import NoTwin
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
@@ -497,7 +498,7 @@ def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
 def test_state_that_only_one_way_has_is_left_out_and_named(folder: Path) -> None:
     verdict, _, notes = alike(folder, "bits", only("alike way", "step", MOMENT, gone, 2))
     assert verdict == "pass"
-    assert notes == [f"{wording.of_one_way([])}exp_avg of w"]
+    assert notes == [f"{of_one_way([])}exp_avg of w"]
 
 
 def test_a_parameter_that_is_missing_is_no_matter_of_taste(folder: Path) -> None:

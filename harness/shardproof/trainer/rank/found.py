@@ -28,7 +28,6 @@ is not there yet.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,11 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardproof.observe.generators import numpy_value, python_value, state_value
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.every_mesh import passes
-from shardproof.trainer.rank import kinds
+from shardproof.trainer.rank import kinds, random_states
 from shardproof.trainer.rank.leaves import leaf_records, leaves
 from shardproof.trainer.rank.modules import Modules, clean, topmost
 from shardproof.trainer.rank.optimizers import Optimizer, taken_by
@@ -342,24 +340,13 @@ class Look:
     def _look_at_generator(self, met: Met) -> None:
         if id(met.value) in self._told[kinds.LOADER]:
             return
-        match met.value:
-            case torch.Generator():
-                value = state_value(met.value.get_state().numpy().tobytes())
-            case random.Random():
-                value = python_value(met.value.getstate())
-            case np.random.RandomState():
-                value = _numpy(met.value.get_state())
-            case _:
-                value = state_value(_packed(met.value.bit_generator.state))
+        value = random_states.of(met.value)
         self._rng(f"{met.path}.generator" if met.path in GLOBAL else met.path, value)
         self._find(met, type(met.value).__name__)
 
     def _look_at_global_generators(self) -> None:
-        self._rng("python", python_value(random.getstate()))
-        self._rng("numpy", _numpy(np.random.get_state()))
-        self._rng("torch", state_value(torch.get_rng_state().numpy().tobytes()))
-        if _cuda_is_in_use():
-            self._rng("cuda", state_value(torch.cuda.get_rng_state().numpy().tobytes()))
+        for name, value in random_states.of_process(cuda=_cuda_is_in_use()):
+            self._rng(name, value)
 
     def _rng(self, name: str, value: Value) -> None:
         self.records.append(whole(self.at.op, self.at.rank, RNG, name, value.dtype, value.shape, value.data))
@@ -382,7 +369,7 @@ class Look:
         self._tensors.setdefault(met.path.rpartition(".")[0] or met.path, []).append(met)
 
     def _of_this_rank(self, met: Met) -> bool:
-        """Whether a value is this rank's alone: what `state()` names is all ranks', unless the trainer calls it local."""
+        """Whether a value is this rank's alone: what `state()` names is all ranks', unless it is local."""
         return not met.named or self._modules.is_local(met.path)
 
     def _look_at_values(self, met: Met) -> None:
@@ -490,17 +477,6 @@ def _is_value(value: object) -> bool:
 def _renamed(parameter: Held, name: str) -> Held:
     cuts = tuple(type(cut)((name,), cut.shape, cut.box, cut.window, cut.flat) for cut in parameter.cuts)
     return Held(parameter.local, cuts, parameter.own)
-
-
-def _numpy(state: Any) -> Value:
-    name, keys, *rest = state
-    return numpy_value(name, keys.tobytes(), *rest)
-
-
-def _packed(state: object) -> bytes:
-    """A nested state of one of numpy's bit generators as bytes, its arrays among them."""
-    parts = ((name, leaf.tobytes() if isinstance(leaf, np.ndarray) else leaf) for name, leaf in leaves(state, ""))
-    return repr(list(parts)).encode()
 
 
 def _cuda_is_in_use() -> bool:

@@ -19,6 +19,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardproof.layout import Box
@@ -88,7 +89,8 @@ class Modules:
 
     def _add_plain(self, tensor: torch.Tensor, names: tuple[str, ...]) -> None:
         try:
-            pieces = held(tensor, names, own=any(map(self.is_local, names)))
+            partition = _partition(tensor, names)
+            pieces = [partition] if partition else held(tensor, names, own=any(map(self.is_local, names)))
         except Unreadable as reason:
             self.unread[names[0]] = str(reason)
             return
@@ -143,6 +145,20 @@ def _original(local: torch.Tensor, cut: Cut, *, own: bool, sharded: bool) -> Hel
         return Held(part, (Cut(cut.names, cut.shape, cut.box, Box((0,), (count,)), flat=True),), own)
     box = Box((0,) * len(cut.shape), cut.shape)
     return Held(part.view(cut.shape), (Cut(cut.names, cut.shape, box, box),), own)
+
+
+def _partition(tensor: Any, names: tuple[str, ...]) -> Held | None:
+    """What a rank holds of a parameter that DeepSpeed's ZeRO-3 has taken apart: an interval of the flattened original,
+    padded to the same size on all ranks, while the parameter itself is a placeholder without elements. None of any
+    other."""
+    part = getattr(tensor, "ds_tensor", None)
+    if part is None or tensor.numel():
+        return None
+    shape, size = tuple(tensor.ds_shape), part.numel()
+    start = min(dist.get_rank(tensor.ds_process_group) * size, prod(shape))
+    count = min(size, prod(shape) - start)
+    cut = Cut(names, shape, Box((start,), (count,)), Box((0,), (count,)), flat=True)
+    return Held(part.detach().reshape(-1), (cut,))
 
 
 def _place(held: Held, name: str) -> list[tuple[object, ...]]:

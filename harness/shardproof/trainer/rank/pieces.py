@@ -5,7 +5,8 @@ A tensor tells its place by its kind:
 * a plain tensor is whole;
 * a DTensor is the boxes that its placements, shape and mesh coordinate come to (`boxes`);
 * a ShardedTensor is the boxes of its local shards, as its metadata says;
-* a parameter of FSDP1 is an interval of the flattened original (`modules` reads FSDP1's own tables);
+* a parameter of FSDP1, or one that ZeRO-3 has taken apart, is an interval of the flattened original (`modules` reads
+  the library's own tables);
 * a subclass that wraps other tensors, such as the 8-bit moments of a low-bit optimizer, is what `__tensor_flatten__`
   names: each inner tensor is recorded under its own name. An inner tensor in the outer one's shape lies where the outer
   one lies. Another, such as a scale for each block, has no place in the logical tensor.

@@ -85,8 +85,8 @@ class Walk:
 
 
 def walk(roots: Mapping[str, object], named: Collection[str] = ()) -> Walk:
-    """Meet everything that can be reached from `roots`. named: which of these a trainer's own `state()` gives; they come
-    first, so that what hangs elsewhere too counts as named."""
+    """Meet everything that can be reached from `roots`. named: which of these a trainer's own `state()` gives; they
+    come first, so that what hangs elsewhere too counts as named."""
     found = Walk()
     seen: set[int] = set()
     ordered = sorted(roots.items(), key=lambda root: root[0] not in named)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from math import isfinite
 from pathlib import Path
@@ -41,7 +41,7 @@ class Table:
     def __contains__(self, key: str) -> bool:
         return key in self.content
 
-    def __iter__(self) -> Iterable[str]:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.content)
 
     def only(self, allowed: Sequence[str], needed: Iterable[str] = ()) -> Table:

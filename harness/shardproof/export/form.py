@@ -9,6 +9,9 @@ its `issues.toml`, the headings of that template as data, `issue_form.toml`:
     stand_in = "It gives the CPU …"          # what `gpu_on_cpu.py` does, where scripts of the system have one
     patches = "megatron/core/…/src"          # below which upstream keeps the package's files; absent for the root
 
+    [told]                                   # what a script may tell the library first, though no kernel is emulated:
+    is_fp16_supported = "The script …"       # a word of such a line → the sentence about it
+
     [[section]]                              # in the order of the template
     heading = "Steps/Code to reproduce bug"
     holds = ["steps", "observed"]            # of PARTS; each part stands in one section
@@ -24,7 +27,7 @@ there himself, and no sentence of ours can misquote it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardproof.protocol.system import System
 from shardproof.tables import Table, load_toml, text_of
@@ -78,6 +81,7 @@ class Form:
     template: str = ""
     stand_in: str = ""
     patches: str = ""
+    told: Mapping[str, str] = field(default_factory=dict)
 
     def fill(self, parts: Mapping[str, str]) -> str:
         """The sections in Markdown. A section of which every part is empty is left out.
@@ -108,14 +112,15 @@ def form_of(system: System) -> Form:
     if not file.is_file():
         return Form()
     found = Table(load_toml(text_of(file, origin), origin), origin)
-    found.only(("schema", "template", "prefix", "stand_in", "patches", "section"))
+    found.only(("schema", "template", "prefix", "stand_in", "patches", "told", "section"))
     sections = tuple(_section(entry) for entry in found.tables("section")) or PLAIN
     held = [part for section in sections for part in section.holds]
     if sorted({*held, *OPTIONAL}) != sorted({*PARTS}) or len(set(held)) != len(held):
         raise found.wrong("section", held, "each part once: " + ", ".join(PARTS), 'holds = ["steps", "observed"]')
+    told = found.table("told")
     return Form(
         sections, found.text("prefix"), found.text("template"), " ".join(found.text("stand_in").split()),
-        found.text("patches"),
+        found.text("patches"), {word: told.text(word) for word in told},
     )  # fmt: skip
 
 

@@ -205,8 +205,9 @@ PROMISES = {
     "save": "A save leaves what is training as it is, and writes all of it.",
     "load": "A load restores what was saved, and nothing else.",
     "step": "A step comes to the values that the same optimizer has on whole tensors in one process.",
+    "overflow": "A step that overflows changes nothing but the loss scale, and the next one is taken.",
 }
-"""How the kind of an operation begins → what every user expects of it."""
+"""How the kind of an operation begins → what every user expects of it, where the entry has no `expected`."""
 
 
 def _promise(case: FailureCase, draft: Draft, told: FailureDescription, software: Software) -> str:
@@ -217,9 +218,10 @@ def _promise(case: FailureCase, draft: Draft, told: FailureDescription, software
     )
     if case.focus.difference is None:
         works = what_works(case.focus.op.kind, draft.calls)
-        expected = f"{works[0].upper()}{works[1:]} without an error."
+        expected = f"It was expected that {works} without an error."
     own = told.finding.promise if told.finding else ""
-    return _text(expected, _place(own, case.result.version, software.versions.get("torch", "")))
+    said = told.finding.expected if told.finding else ""
+    return _text(said or expected, _place(own, case.result.version, software.versions.get("torch", "")))
 
 
 def _place(place: str, version: str, torch: str) -> str:
@@ -244,10 +246,12 @@ COMPILED = re.compile(r"\.(cu|cuh|cpp|cc|h)\b")
 def _emulated(draft: Draft, result: Result, told: FailureDescription, form: Form) -> str:
     """What was not the real thing when the script ran, and why that does not matter."""
     if not draft.shims:
-        return "" if result.device != "cpu" else "Nothing was emulated: the library ran as it is, on CPUs."
+        return _told_first(draft, form) if result.device == "cpu" else ""
     names = " and ".join(f"`{name}`" for name in draft.shims)
     confirmed = told.finding.confirmed if told.finding else ""
     seen = f"Seen without a GPU: {names} stood in for it. {form.stand_in}"
+    if told.finding and told.finding.emulation:
+        return f"{seen} {told.finding.emulation}"
     if confirmed:
         return f"{seen} It does not matter here, since a GPU shows the same: {confirmed}."
     if COMPILED.search(told.line):
@@ -260,6 +264,15 @@ def _emulated(draft: Draft, result: Result, told: FailureDescription, form: Form
     return (
         f"{seen} It does not matter here, since the place where it seems to lie is Python, which ran unchanged. No GPU "
         "has shown it yet."
+    )
+
+
+def _told_first(draft: Draft, form: Form) -> str:
+    """What a script without an emulated device told the library all the same."""
+    lines = "\n".join(draft.calls.values())
+    told = [sentence for word, sentence in form.told.items() if word in lines]
+    return " ".join(
+        ["No kernel was emulated.", *told] if told else ["Nothing was emulated: the library ran as it is, on CPUs."]
     )
 
 

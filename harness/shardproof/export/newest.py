@@ -47,7 +47,9 @@ def not_asked(result: Result, recorded: Mapping[str, str] = NOTHING) -> Newest:
         *(["a newer release"] if not is_newest and not any(_is_newer(name, result) for name in recorded) else []),
         *(["the main branch"] if not any(name.startswith(BRANCHES) for name in recorded) else []),
     ]
-    seen = f"{_library(result)} {result.version}" + (", the newest release that is known here" if is_newest else "")
+    seen = f"{_library(result)} {result.version}" + (
+        ", the newest release on PyPI that is known here" if is_newest else ""
+    )
     return Newest(
         f"not asked: give a clone, `--clone {result.system}=DIR`",
         f"Seen on {seen}." + (f" Not tried for this issue: {' and '.join(lacking)}." if lacking else ""),

@@ -24,6 +24,8 @@ this module reads (all of them optional):
     detail = "what else is known of it"
     title = "ZeRO-3 steps an unused parameter"         # of an issue: which call fails, and when; `ready` asks for one
     promise = "deepspeed/__init__.py, initialize"      # where the library promises what it does not do
+    expected = "A step divides by the scale once."     # in an issue: what should come instead, in a sentence
+    emulation = "It matters in part: …"                # in an issue: whether it matters what stood in for a GPU
 
 `about` at the head of the file opens the system's page, and each `[[part]]` (`title`, `text`) follows it.
 """
@@ -73,6 +75,8 @@ class Finding:
     unscripted: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     promise: str = ""
+    expected: str = ""
+    emulation: str = ""
     confirmed: str = ""
 
     @property
@@ -145,7 +149,10 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         raise entry.wrong("title", entry.text("title"), f"at most {TITLE_CHARACTERS} characters", 'title = "…"')
     if entry.flag("ready", absent=False) and not entry.text("title"):
         raise entry.wrong("title", "", "the title of the issue, since the entry is ready to be sent", 'title = "…"')
-    texts = ("id", "what", "library_line", "since", "fixed", "cause", "part", "detail", "title", "promise")
+    texts = (
+        "id", "what", "library_line", "since", "fixed", "cause", "part", "detail", "title", "promise", "expected",
+        "emulation",
+    )  # fmt: skip
     return Finding(
         system=system.name,
         severity=severity,

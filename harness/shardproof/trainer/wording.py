@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
+from shardproof.compare.text import WORDS
 from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
 from shardproof.oracle.extra_state import EXTRA_STATE
@@ -380,13 +381,17 @@ def seen_too_little(names: Sequence[str], number: int) -> str:
     return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
 
 
+AGAIN = {**WORDS, "missing": "not there any more", "extra": "was not there before"}
+"""What became of a value between a load and the save after it."""
+
+
 def of_again(found: Sequence[EntryDifference]) -> str:
     """What a checkpoint lost on its way through a load and a save; empty if nothing."""
     if not found:
         return ""
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     one = found[0]
-    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}) is {one.kind}{more}."
+    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}): {AGAIN[one.kind]}{more}."
 
 
 def _what(found: Sequence[Difference]) -> str:

@@ -15,9 +15,10 @@ from typing import cast
 
 import pytest
 from shardproof.errors import UsageError
+from shardproof.export.case import FailureCase
 from shardproof.export.description import FailureDescription, describe_known_issues, describe_unknown
 from shardproof.export.form import OPTIONAL, PARTS, PLAIN, Form, FormSection, form_of
-from shardproof.export.issue import _cure, _emulated, _place, _regression, _said_of, _since
+from shardproof.export.issue import _cure, _emulated, _place, _promise, _regression, _said_of, _since
 from shardproof.export.newest import not_asked, on_newest
 from shardproof.export.script import Draft
 from shardproof.export.software import Software, software_of
@@ -146,7 +147,7 @@ def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
     commit = on_newest(newest, lambda scenario: replace(FAILED, version="0.19.6+git.edaa722"), cloned=True)
     assert "of the clone that was tried, deepspeed 0.19.6+git.edaa722, which is older than that release" in commit.text
     assert on_newest(newest, examined, cloned=False) == not_asked(newest)
-    assert "the newest release that is known here" in not_asked(newest).text
+    assert "the newest release on PyPI that is known here" in not_asked(newest).text
 
 
 def test_software_is_what_is_imported_required_absent_and_unsupported(tmp_path: Path) -> None:
@@ -188,6 +189,24 @@ def test_what_was_emulated_says_whether_it_matters(line: str, said: str) -> None
     assert said in text
     assert "It stands in." in text
     assert _emulated(replace(draft, shims={}), FAILED, told, form).startswith("Nothing was emulated")
+
+
+def test_an_entry_says_what_emulation_means_and_what_is_expected_better_than_a_rule() -> None:
+    finding = replace(FINDINGS[0][1], emulation="In part.", expected="Weights stay.")
+    told = FailureDescription("A title", line="lib/a.py:3 (1.0), step", finding=finding)
+    form, draft = Form(stand_in="It stands in."), Draft("", "", {}, shims={"gpu_on_cpu.py": ""})
+    assert _emulated(draft, FAILED, told, form).endswith("It stands in. In part.")
+    focus = SimpleNamespace(op=SimpleNamespace(kind="step"), difference=None)
+    case = cast("FailureCase", SimpleNamespace(focus=focus, result=FAILED))
+    assert _promise(case, draft, told, Software("3.11", {})).startswith("Weights stay.")
+
+
+def test_what_a_script_told_the_library_is_said_where_no_kernel_is_emulated() -> None:
+    form = Form(told={"has_fp16": "It says that the CPU has fp16.", "no_kernel": "It does without a kernel."})
+    draft = Draft("", "", {"start": "lib.has_fp16 = True"})
+    assert _emulated(draft, FAILED, FailureDescription("A title"), form) == (
+        "No kernel was emulated. It says that the CPU has fp16."
+    )
 
 
 def test_a_regression_is_claimed_where_the_release_before_was_run() -> None:

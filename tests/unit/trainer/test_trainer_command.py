@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.compare.differences import EntryDifference
 from shardproof.errors import UsageError
+from shardproof.result import ArmResult
 from shardproof.trainer.command.asked import asked_command
-from shardproof.trainer.command.checkpoints import change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.checkpoints import Compared, change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.process import said_last
+from shardproof.trainer.command.text import document
 
 from tests.paths import PYTHONPATH, ROOT
 
@@ -138,6 +142,19 @@ def test_a_value_of_every_tensor_is_changed(tmp_path: Path) -> None:
     assert found["b"].tolist() == [1.5, 1.0]
     assert found["n"].tolist() == [1, 1]
     assert found["s"].tolist() == [1.0]  # which may be a count of steps
+
+
+def test_the_page_lists_what_differs_and_escapes_it(tmp_path: Path) -> None:
+    step = EntryDifference("<b>state.step", "step", "value", first_a="4", first_b="2")
+    differing = {"resumed": Compared((step,), 1, sides=(tmp_path / "whole/step 4", tmp_path / "resumed/step 4"))}
+    arms = [ArmResult("twice", "pass", ""), ArmResult("resumed", "mismatch", "It ends with another checkpoint.")]
+    asked = asked_command(f"{sys.executable} <i> {{folder}} {{until}}", "2,4", "", "")
+    page = page_of(document(asked, arms, {"whole": 1.5}, tmp_path), differing)
+    assert "1 of 2 arms pass, and resumed failed" in page
+    assert "&lt;b&gt;state.step" in page
+    assert "<b>state.step" not in page
+    assert "<i>" not in page
+    assert f"shardproof diff &#39;{tmp_path}/whole/step 4&#39; &#39;{tmp_path}/resumed/step 4&#39;" in page
 
 
 # Real scripts

@@ -97,7 +97,9 @@ def _values(case: FailureCase, *, stepped: bool) -> dict[str, Any]:
 def _begun(case: FailureCase) -> dict[str, str]:
     """The calls before the first step."""
     device = ['torch.cuda.set_device(int(os.environ["RANK"]))'] * (case.ops[-1].mesh.world > 1)
-    return {"start": "\n".join([*device, start(case, "nccl")]), "build": "\n".join(_build(case))}
+    error = case.result.error
+    sharding = {"works": "the optimizer is sharded"} if error and "fully_shard_optimizer" in error.traceback else {}
+    return {"start": "\n".join([*device, start(case, "nccl")]), "build": "\n".join(_build(case)), **sharding}
 
 
 def _skipped(case: FailureCase) -> list[str]:

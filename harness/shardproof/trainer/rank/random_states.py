@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardproof.observe.generators import numpy_value, python_value, state_value
+from shardproof.observe.generators import numpy_value, python_value, state_value, torch_value
 from shardproof.observe.logical import Value
 from shardproof.trainer.rank.leaves import leaves
 
@@ -18,7 +18,7 @@ def of(generator: Any) -> Value:
     """The state of a generator of torch, Python or numpy."""
     match generator:
         case torch.Generator():
-            return state_value(generator.get_state().numpy().tobytes())
+            return torch_value(generator.get_state().numpy().tobytes())
         case random.Random():
             return python_value(generator.getstate())
         case np.random.RandomState():
@@ -31,9 +31,9 @@ def of_process(*, cuda: bool) -> Iterator[tuple[str, Value]]:
     """Name and state of the generators of Python, numpy and torch that this process has; cuda: of its GPU too."""
     yield "python", python_value(random.getstate())
     yield "numpy", _numpy(np.random.get_state())
-    yield "torch", state_value(torch.get_rng_state().numpy().tobytes())
+    yield "torch", torch_value(torch.get_rng_state().numpy().tobytes())
     if cuda:
-        yield "cuda", state_value(torch.cuda.get_rng_state().numpy().tobytes())
+        yield "cuda", torch_value(torch.cuda.get_rng_state().numpy().tobytes())
 
 
 def _numpy(state: Any) -> Value:

@@ -14,9 +14,10 @@ import found_cases as cases
 import numpy as np
 import pytest
 import torch
+from shardproof.errors import UsageError
 from shardproof.observe.assemble import assemble
 from shardproof.trainer.base import Trainer
-from shardproof.trainer.rank import Rank
+from shardproof.trainer.rank import Rank, pairs_of
 from shardproof.trainer.rank.found import Item, State
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
@@ -388,6 +389,13 @@ def test_what_a_trainers_own_state_names_is_told_from_its_attributes() -> None:
     assert "_attributes" not in rank._asked()
     Mine.state = lambda self: {"held": self.held}  # type: ignore[method-assign]
     assert (rank._asked().keys(), rank.named) == ({"held"}, {"held"})
+
+
+@pytest.mark.parametrize("wrong", [("a", "b"), ["a"], [("a",)], "ab", [("a", 1)]])
+def test_names_of_one_parameter_in_another_form_are_bad_input(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="two names of one parameter or more"):
+        list(pairs_of(wrong))
+    assert list(pairs_of([("a", "b", "c"), ["d", "e"]])) == [("a", "b"), ("a", "c"), ("d", "e")]
 
 
 def test_two_names_are_one_parameter_where_they_share_its_memory() -> None:

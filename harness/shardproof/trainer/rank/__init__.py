@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardproof.errors import UsageError
 from shardproof.mechanisms.probe_module import Probe, Slot, build_model
 from shardproof.models import model_spec
 from shardproof.observe.record import Record, whole
@@ -41,7 +42,7 @@ class Rank:
 
     built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
     after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
-    named: what of it no attribute is, or not by this name.
+    named: what of it no attribute is, or not by this name. tied: pairs of names of what must be one parameter.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -57,6 +58,7 @@ class Rank:
         self.cell: Cell | None = None
         self.state: dict[str, Any] = {}
         self.named: set[str] = set()
+        self.tied: list[tuple[str, str]] = []
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -127,6 +129,7 @@ class Rank:
         found = self.trainer.state()
         held, attributes = vars(self.trainer), self.trainer._attributes
         self.named = {name for name, value in found.items() if name not in attributes or held.get(name) is not value}
+        self.tied = list(pairs_of(self.trainer.tied))
         return found
 
     def _device(self) -> AbstractContextManager[None]:
@@ -174,10 +177,9 @@ class Rank:
         state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike,
                       self.named)  # fmt: skip
         yield from state.records(op)
-        for one, *others in self.trainer.tied:
-            for other in others:
-                data = state.tie(one, other).encode()
-                yield whole(op, self.context.rank, TIED, " = ".join((one, other)), "utf8", (len(data),), data)
+        for one, other in self.tied:
+            data = state.tie(one, other).encode()
+            yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:
@@ -207,6 +209,20 @@ class Rank:
         probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))
         self.probes.append(probe)
         return Probed(probe, build_model(probe, self.cell.seed))
+
+
+def pairs_of(tied: object) -> Iterator[tuple[str, str]]:
+    """The first name of each parameter with each of its other names.
+
+    Raises:
+        UsageError: a trainer's `tied` has another form.
+    """
+    for names in tied if isinstance(tied, (list, tuple)) else [tied]:
+        if not isinstance(names, (list, tuple)) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+            form = 'tied = [("lm_head.weight", "embed.weight")]'
+            raise UsageError.of("tied", names, "a list whose entries have two names of one parameter or more", form)
+        first, *others = names
+        yield from ((first, other) for other in others)
 
 
 class Probed(nn.Module):

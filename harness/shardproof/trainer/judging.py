@@ -16,7 +16,8 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import NOTE, TIED, TOLD, Session
+from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
+from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.mechanism import Between, mechanism
@@ -32,6 +33,7 @@ class Judging:
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
+    calls: operation → what modules came to in it, where an axis must not matter to the bit.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -45,6 +47,7 @@ class Judging:
     failures: Mapping[str, Failure]
     directory: Path
     ties: Mapping[tuple[str, int], set[str]]
+    calls: Mapping[int, OfRanks]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -63,14 +66,14 @@ class Judging:
         for session, paths in zip(sessions, request["observations"], strict=False):
             records += records_of(paths, session, whole=session.name not in failures)
         notes = [r.data.decode() for r in records if r.role == NOTE]
-        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD, TIED)])
+        logical, problems = assemble([r for r in records if r.role not in NO_STATE])
         ties: dict[tuple[str, int], set[str]] = {}
         for record in records:
             if record.role == TIED:
                 ties.setdefault((record.fqn, record.op), set()).add(record.data.decode())
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]), ties,
+            failures, Path(request["directory"]), ties, calls_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

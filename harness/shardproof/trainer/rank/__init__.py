@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, WHOLE, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.loading import values
@@ -59,6 +60,7 @@ class Rank:
         self.state: dict[str, Any] = {}
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
+        self.calls = Calls() if "bits" in self.described.alike.values() else None
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -71,7 +73,8 @@ class Rank:
             return
         for probe in self.probes:
             probe.start_step()
-        self._call(lambda: self.trainer.step(op.iteration))
+        with self._watched(op):
+            self._call(lambda: self.trainer.step(op.iteration))
 
     def save(self, op: Op) -> None:
         """Write a checkpoint into an empty folder."""
@@ -89,7 +92,7 @@ class Rank:
         self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self._asked())))
         folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
         resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
-        with self._device():
+        with self._watched(op), self._device():
             self.trainer.fit(cell, op.iteration, folder, resume)
         self.trainer._taken = None
 
@@ -131,6 +134,10 @@ class Rank:
         self.named = {name for name, value in found.items() if name not in attributes or held.get(name) is not value}
         self.tied = list(pairs_of(self.trainer.tied))
         return found
+
+    def _watched(self, op: Op) -> AbstractContextManager[None]:
+        """Inside, what modules come to is kept, in the two sessions of which it is asked."""
+        return self.calls.watched() if self.calls and op.arm.startswith((WHOLE, ALIKE)) else nullcontext()
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)
@@ -180,6 +187,8 @@ class Rank:
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
+        if self.calls and self.calls.forward:
+            yield self.calls.record(op, self.context.rank)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:

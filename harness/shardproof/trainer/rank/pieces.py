@@ -187,7 +187,7 @@ def records_of(
     Raises:
         Unreadable: its bytes cannot be had.
     """
-    for inner, part in _parts(place.local if tensor is None else tensor):
+    for inner, part in parts(place.local if tensor is None else tensor):
         if tuple(part.shape) == tuple(place.local.shape):
             for cut in place.cuts:
                 yield from _records_of_cut(at, role, cut, part, suffix + inner, own=place.own)
@@ -222,14 +222,14 @@ def owned(rank: int, name: str) -> str:
     return f"rank{rank}.{name}"
 
 
-def _parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The plain tensors behind a tensor, each with what its name has behind the tensor's."""
     if isinstance(tensor, DTensor):  # a subclass may wrap one; its box is not that of what wraps it
-        yield from _parts(tensor._local_tensor)
+        yield from parts(tensor._local_tensor)
     elif wraps(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         for name in names:
-            for inner, part in _parts(getattr(tensor, name)):
+            for inner, part in parts(getattr(tensor, name)):
                 yield f".{name}{inner}", part
     else:
         yield "", tensor

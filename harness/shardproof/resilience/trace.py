@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardproof.errors import HarnessError, UsageError
-from shardproof.resilience.events import Call, Event, Trace, tree_of
+from shardproof.resilience.events import Call, Event, Link, Trace, tree_of
 from shardproof.resilience.stages import MARK, stages_of
 from shardproof.resilience.steps import ALL, Steps, Sync
 
 CALLS = (
     "open", "openat", "creat", "close", "dup", "dup2", "dup3", "fcntl", "lseek", "clone", "clone3", "fork", "vfork",
     "write", "writev", "pwrite64", "pwritev", "pwritev2", "truncate", "ftruncate", "fallocate", "copy_file_range",
-    "sendfile", "fsync", "fdatasync", "syncfs", "sync", "rename", "renameat", "renameat2", "link", "linkat", "unlink",
-    "unlinkat", "mkdir", "mkdirat", "rmdir",
+    "sendfile", "fsync", "fdatasync", "syncfs", "sync", "rename", "renameat", "renameat2", "link", "linkat", "symlink",
+    "symlinkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir",
 )  # fmt: skip
 _BY_DESCRIPTOR = (
     "close", "dup", "dup2", "dup3", "fcntl", "lseek", "write", "writev", "pwrite64", "pwritev", "pwritev2", "ftruncate",
@@ -39,6 +39,8 @@ _BY_DESCRIPTOR = (
 """Calls whose texts are no paths."""
 END_S = 120.0
 """Seconds that strace may take to end after what it traced, and to write its record, also on a machine that is busy."""
+MOST_LINKS = 40
+"""So many symbolic links are followed on the way to a file, as Linux does."""
 LONGEST_WRITE = 1 << 27
 """Bytes of one write that are recorded."""
 
@@ -197,6 +199,8 @@ class _Reader:
     """Path → whether it is a folder."""
     contents: dict[str, bytearray]
     """What the files hold; names of one file share it."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Symbolic link → the path that it leads to; None of them is followed out of the folder."""
     tables: dict[str, dict[int, _Open]] = field(default_factory=dict)
 
     def inside(self, path: str) -> str | None:
@@ -205,6 +209,20 @@ class _Reader:
         if path == self.folder:
             return ""
         return path.removeprefix(f"{self.folder}/") if path.startswith(f"{self.folder}/") else None
+
+    def followed(self, path: str, *, last: bool = False) -> str | None:
+        """A path relative to the folder behind the symbolic links on its way, or None for one outside. last: where the
+        path itself is a link, what that leads to."""
+        found = self.inside(path)
+        for _ in range(MOST_LINKS):
+            parts = found.split("/") if found else []
+            ways = ["/".join(parts[:n]) for n in range(1, len(parts) + last)]
+            link = next((way for way in ways if way in self.links), None)
+            if found is None or link is None:
+                return found
+            target = os.path.join(self.folder, os.path.dirname(link), self.links[link])
+            found = self.inside(f"{target}{found.removeprefix(link)}")
+        return None
 
     def read(self, process: str, call: str, given: str, result: int) -> Iterator[Event]:
         """The events of one call."""
@@ -236,7 +254,7 @@ class _Reader:
                 yield from self._name(call, given)
 
     def _open(self, table: dict[int, _Open], call: str, given: str, number: int) -> Iterator[Event]:
-        path = self.inside(_paths(given)[0])
+        path = self.followed(_paths(given)[0], last="O_NOFOLLOW" not in given)
         if path is None or (call != "creat" and "O_WRONLY" not in given and "O_RDWR" not in given):
             return
         made, cut = "O_CREAT" in given or call == "creat", "O_TRUNC" in given or call == "creat"
@@ -307,7 +325,10 @@ class _Reader:
             yield Event("sync_dir" if path == "" or self.names[path] else "sync_file", path)
 
     def _name(self, call: str, given: str) -> Iterator[Event]:
-        paths = [self.inside(path) for path in _paths(given)]
+        if call.startswith("symlink"):
+            yield from self._symlink(given)
+            return
+        paths = [self.followed(path) for path in _paths(given)]
         path, target = paths[0], paths[1] if len(paths) > 1 else None
         match call.removesuffix("2").removesuffix("at"):
             case "mkdir" if path:
@@ -315,6 +336,7 @@ class _Reader:
                 yield Event("mkdir", path)
             case "rmdir" | "unlink" if path:
                 self.names.pop(path, None)
+                self.links.pop(path, None)
                 yield Event("rmdir" if call == "rmdir" or "AT_REMOVEDIR" in given else "unlink", path)
             case "link" if path and target:
                 self.names[target], self.contents[target] = False, self.contents[path]
@@ -327,12 +349,22 @@ class _Reader:
             case "link" | "rename" if path or target:
                 raise TraceError("a save that moves files into its folder from elsewhere cannot be recorded")
 
+    def _symlink(self, given: str) -> Iterator[Event]:
+        leads_to = next(_unescaped(found[1]) for found in _TEXT.finditer(given))
+        path = self.followed(_paths(given)[-1])
+        if path:
+            self.names[path], self.links[path] = False, os.fsdecode(leads_to)
+            yield Event("symlink", path, data=leads_to)
+
     def _moved(self, path: str, target: str) -> None:
+        self.links.pop(target, None)
         for old in [name for name in self.names if name == path or name.startswith(f"{path}/")]:
             new = target + old.removeprefix(path)
             self.names[new] = self.names.pop(old)
             if old in self.contents:
                 self.contents[new] = self.contents.pop(old)
+            if old in self.links:
+                self.links[new] = self.links.pop(old)
 
 
 def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1) -> Iterator[Changed]:
@@ -344,8 +376,9 @@ def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None
     Raises:
         TraceError: a call is among them whose effect is not known.
     """
-    contents = {path: bytearray(data) for path, data in base.items() if data is not None}
-    reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, contents)
+    links = {path: os.fsdecode(data) for path, data in base.items() if isinstance(data, Link)}
+    contents = {path: bytearray(data) for path, data in base.items() if data is not None and path not in links}
+    reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, contents, links)
     for process, name, given, result, call in _calls(lines, reader.inside, ranks):
         if result is not None and result >= 0:
             for event in reader.read(process, name, given, result):

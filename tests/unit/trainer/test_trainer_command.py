@@ -208,6 +208,8 @@ Root Cause (first observed failure):
 ============================================================
 """
 
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6051"
+
 
 @pytest.mark.parametrize(
     ("output", "said"),
@@ -215,6 +217,8 @@ Root Cause (first observed failure):
         (TORCHRUN, "OSError: [Errno 22] Invalid argument"),
         ("Traceback:\nmodule.LoadError: no step\n  warning: a thread\n", "module.LoadError: no step"),
         ("KeyError: 'step'\nRuntimeError: at the end\n", "RuntimeError: at the end"),
+        (f"[rank0]: AssertionError: step_4 already exists\n[rank1]: {LOST}\n", "AssertionError: step_4 already exists"),
+        (f"[rank1]: {LOST}\n", LOST),
         ("subprocess.CalledProcessError: Command 'x'\n", "subprocess.CalledProcessError: Command 'x'"),
         ("no checkpoint was found\n=====\n\n", "no checkpoint was found"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),

@@ -165,7 +165,9 @@ def change_values(folder: Path) -> None:
                 places.update(_first_element(tensor))
     finally:
         contents.files.close()
-    for path, at, bit in places:
+    for path, at, bit in {(path.resolve(), at, bit) for path, at, bit in places}:
+        if not path.is_relative_to(folder.resolve()):
+            continue  # a symbolic link leads out of the folder
         before = path.stat()
         with path.open("r+b") as file:
             file.seek(at)

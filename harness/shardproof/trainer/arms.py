@@ -51,9 +51,9 @@ FIRST, SECOND, AGAIN = 0, 1, 2
 
 NOTE, TOLD, TIED, CALLS = NO_STATE = ("note", "told", "tied", "calls")
 """Roles of what ranks say beside the state, which is no state: sentences for the reader, and what the twin needs, both
-of rank 0; whether two names are one parameter, one of `TIES`; and what modules came to in a step."""
+of rank 0; whether two names are one parameter; and what modules came to in a step."""
 
-ONE, TWO, NOT_HERE = TIES = ("one", "two", "not here")
+ONE, TWO, NOT_HERE = "one", "two", "not here"
 """What a rank has under two names that must be one parameter; `not here` where it has not both of them."""
 
 

@@ -143,7 +143,7 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
 
 
 def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tuple[str, str], Value]) -> str:
-    """Names of one parameter that are two after an operation. values: what there is after it."""
+    """Two parameters, seen after an operation, though the trainer calls them one. values: of all state after it."""
     one, _, other = names[0].partition(" = ")
     first, second = (values.get(("param", name)) for name in (one, other))
     apart = "of different values" if first != second else "of the same values so far"
@@ -156,7 +156,7 @@ def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tu
 
 
 def never_tied(names: str, unknown: Collection[str]) -> str:
-    """Names of one parameter of which no rank has both. unknown: those that no rank has."""
+    """Why a tie cannot be judged: no rank has both parameters. unknown: names that no rank has a parameter for."""
     if not unknown:
         return f"not compared: no rank has both parameters of {names}, as where stages of a pipeline have one each"
     return (

@@ -113,7 +113,7 @@ class State:
         return self._seen.optimizers
 
     def tie(self, one: str, other: str) -> str:
-        """What two names of parameters are on this rank, one of `TIES`."""
+        """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`."""
         return self._seen.tie(one, other)
 
     def records(self, op: int) -> Iterator[Record]:
@@ -173,7 +173,7 @@ class Look:
         self._miss()
 
     def tie(self, one: str, other: str) -> str:
-        """What two names of parameters are on this rank, one of `TIES`."""
+        """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`."""
         return self._modules.tie(one, other)
 
     def _of_kind(self, kind: str) -> list[Met]:

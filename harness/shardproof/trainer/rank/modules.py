@@ -78,7 +78,8 @@ class Modules:
             self._add_plain(tensor, tuple(dict.fromkeys(names[identity])))
 
     def tie(self, one: str, other: str) -> str:
-        """What two names of parameters are on this rank, one of `TIES`. Two that share their memory count as one."""
+        """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`. Two parameters that share their
+        memory count as one."""
         if one not in self.names or other not in self.names:
             return NOT_HERE
         first, second = self.names[one], self.names[other]

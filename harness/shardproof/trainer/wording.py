@@ -415,20 +415,27 @@ def _group(roles: Sequence[str], names: Collection[str]) -> str:
     *others, last = roles
     told = f"{', '.join(others)} and {last}" if others else last
     if len(names) == 1:
-        return f"{told} of {min(names)}"
+        return _called(told, min(names))
     if set(roles) <= {"grad", *ROLES.values()}:
         return f"{told} of {len(names)} parameters"
     return f"{len(names)} {KINDS[last]}" if roles[0] in KINDS and not others else f"{len(names)} values of {told}"
 
 
-KINDS = {"param": "parameters", "buffer": "buffers", "setting": "settings of param groups", "rng": "random states"}
+KINDS = {
+    "param": "parameters", "buffer": "buffers", "setting": "settings of param groups", "rng": "random states",
+    EXTRA_STATE: "values of the trainer's own",
+}  # fmt: skip
 """Role → what several values of it are called."""
 
 
 def _value(one: Difference) -> str:
-    """The name of a value, with its role unless the name begins with it, as that of a scheduler does."""
-    role, name = one.key.role, one.key.fqn
-    return name if name.startswith(f"{role}.") else f"{role} of {name}"
+    """The name of a value, with its role where that says more."""
+    return _called(one.key.role, one.key.fqn)
+
+
+def _called(role: str, name: str) -> str:
+    """A name with its role, unless it begins with it, as that of a scheduler does, or is of the trainer's own."""
+    return name if role == EXTRA_STATE or name.startswith(f"{role}.") else f"{role} of {name}"
 
 
 def _first(found: Sequence[Difference]) -> str:

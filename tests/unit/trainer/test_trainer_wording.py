@@ -104,7 +104,7 @@ def test_a_schedule_that_starts_again_is_told_in_plain_english() -> None:
         "The learning-rate schedule starts again from the beginning: `load` does not restore 2 values of scheduler; "
         "what is there is a fresh trainer's. scheduler._last_lr.0 is 0.002, and should be 0.006."
     )
-    assert missing_schedule(rate, ("param", "w")).startswith("`load` does not restore param of w, scheduler of ")
+    assert missing_schedule(rate, ("param", "w")).startswith("`load` does not restore param of w, scheduler._last")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_schedule_that_starts_again_is_told_in_plain_english() -> None:
         ([("exp_avg", "a"), ("exp_avg", "b"), ("step", "a")], "exp_avg of 2 parameters, step of a"),
         ([("param", "a"), ("param", "b")], "2 parameters"),
         ([("setting", "group0.lr"), ("setting", "group1.lr")], "2 settings of param groups"),
-        ([("extra_state", "a"), ("extra_state", "b")], "2 values of extra_state"),
+        ([("extra_state", "a"), ("extra_state", "b")], "2 values of the trainer's own"),
     ],
 )
 def test_values_are_counted_by_what_they_are(keys: list[tuple[str, str]], told: str) -> None:

@@ -48,12 +48,21 @@ from shardproof.trainer.arms import (
     WHOLE,
     Session,
 )
+from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import apart, idle, not_loaded, of_each_rank
-from shardproof.trainer.rounding import PARAMS, beyond_rounding
+from shardproof.trainer.notes import (
+    apart,
+    idle,
+    never_moved,
+    not_loaded,
+    nothing_trains,
+    nothing_trains_later,
+    of_each_rank,
+)
+from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.verdict import Verdict, merge
@@ -138,24 +147,39 @@ class Judge(Judging):
             new = {key for key in {*first, *second} if first.get(key) != second.get(key)} - self.unsteady
             if new and not self.unsteady:
                 differing, self.looked_at = self.compare(first, second, other.index), 0
-                self.found.append(
-                    ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, wording.of_unsteady(differing, one), ())
-                )
+                calls = [self.calls.get(op.index, {}) for op in (one, other)]
+                parted = where_they_part(calls[0], calls[1], ("one run", "the other run"))
+                told = " ".join(filter(None, (wording.of_unsteady(differing, one), parted)))
+                self.found.append(ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, told, ()))
                 self.differences += differing
             self.unsteady |= new
         if not self.unsteady:
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
 
     def _trains(self) -> None:
-        """Look for a run whose steps move no parameter: every other arm would pass on it."""
+        """Look for steps that move no parameter, on which other arms would pass; name parameters that none moves."""
         moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
         if WHOLE in self.failures or len(moments) < 2:
             return
-        first, last = self.at(moments[0]), self.at(moments[-1])
-        params = {key: value for key, value in first.items() if key[0] == PARAMS and value.data}
-        if params and all(last.get(key) == value for key, value in params.items()):
-            text = wording.nothing_trains(sum(op.kind == "step" for op in self.whole.ops))
-            self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+        last = self.at(moments[-1])
+        still = self._still(moments[0], last)
+        steps = [op.index for op in self.whole.ops if op.kind == "step"]
+        later = [index for index in steps if index > self.saved]
+        params = sum(role == PARAMS for role, _ in last)
+        if still and len(still) == params:
+            text = nothing_trains(len(steps))
+        elif params and later and len(self._still(self.saved, last)) == params:
+            text = nothing_trains_later(len(later), last)
+        else:
+            if still:
+                self.found.append(ArmResult("trains", Verdict.PASS.value, "", (never_moved(still, params),)))
+            return
+        self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+    def _still(self, since: int, last: At) -> list[str]:
+        """The parameters that are at last what they were after an operation."""
+        first = self.at(since).items()
+        return [key[1] for key, value in first if key[0] == PARAMS and value.data and last.get(key) == value]
 
     def _tied(self) -> None:
         """Look for names that the trainer calls one parameter, and that are two after some operation."""

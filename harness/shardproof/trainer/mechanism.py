@@ -3,6 +3,7 @@
 A trainer has no contract, so that none of the rules for systems can ask what the right value is made of. But an arm has
 two values of everything, and some mistakes can be read off them:
 
+    unwritten    a schedule holds the right learning rate, and the optimizer another one
     drawn        a generator of torch has another seed, or another place in its stream
     still        parameters do not move that should, or move that should not
     rearranged   the same elements in another order: parts of a tensor that were put together wrongly
@@ -31,6 +32,7 @@ from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
+from shardproof.trainer.rates import ZERO, of_rates, rates_in
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.streams import of_streams
 
@@ -81,7 +83,8 @@ class Between:
 
 def mechanism(found: Sequence[Difference], between: Between) -> str:
     """A sentence about what may have made all of these differences; empty where nothing is recognised."""
-    return _measured(of_streams(found, between.expected, between.observed) or _made(found, between), between)
+    told = of_streams(found, between.expected, between.observed) or of_rates(found, between.observed)
+    return _measured(told or _made(found, between), between)
 
 
 def _made(found: Sequence[Difference], between: Between) -> str:
@@ -194,6 +197,9 @@ def _still(pairs: Sequence[Pair], between: Between) -> str:
                                                           "change here, and should not")  # fmt: skip
     else:
         which = "Parameters " + ("should change here, and none does" if should else "change here, and none should")
+    zero = [] if ZERO & rates_in(between.expected) else sorted(ZERO & rates_in(between.observed))
+    if should and zero:
+        return f"{which}: a learning rate is {zero[0].decode().rpartition(' ')[2]} here."
     return f"{which}: look at what skips a step, at gradients that are zero or do not arrive, and at the rate."
 
 

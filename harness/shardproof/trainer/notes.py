@@ -1,8 +1,11 @@
-"""What the arms of a trainer did not compare, each in a sentence of its own: it stands beside a verdict, a pass too."""
+"""What the arms of a trainer did not compare or could not see, in sentences that stand beside a verdict, a pass too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardproof.observe.logical import Value
+from shardproof.trainer.rates import ZERO, rates_in
 
 
 def apart(keys: Iterable[tuple[str, str]]) -> str:
@@ -46,3 +49,35 @@ def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
     """The first names of some values, and how many more there are."""
     names = [" of ".join(key) for key in sorted(keys)]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def nothing_trains(steps: int) -> str:
+    """No parameter has moved in the whole run."""
+    times = "a step" if steps == 1 else f"{steps} steps"
+    return (
+        f"No parameter has changed in {times}, so that no arm could see a wrong update. The optimizer may step other "
+        "tensors than the model computes with, as one that was made before `fully_shard`, or after a forward that left "
+        "gathered parameters in place; or no gradient reaches it, or its learning rate is zero."
+    )
+
+
+def nothing_trains_later(steps: int, last: Mapping[tuple[str, str], Value]) -> str:
+    """No parameter has moved after the save.
+
+    Args:
+        last: what there was after the last step, settings of param groups among it.
+    """
+    rates = rates_in(last)
+    why = "Every learning rate is zero there" if rates and rates <= ZERO else (
+        "No gradient may reach them, or a loss scale may skip these steps"
+    )  # fmt: skip
+    times = "the step" if steps == 1 else f"the {steps} steps"
+    return f"No parameter changes in {times} after the save, so that no arm could see what a load loses. {why}."
+
+
+def never_moved(names: Sequence[str], number: int) -> str:
+    """Some parameters that no step has moved."""
+    return (
+        f"{len(names)} of {number} parameters never change, so that a wrong update of them could not be seen: "
+        f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}; they are frozen, or no gradient reaches them"
+    )

@@ -56,16 +56,6 @@ BLIND = (
 )
 
 
-def nothing_trains(steps: int) -> str:
-    """No parameter has moved in the whole run."""
-    times = "a step" if steps == 1 else f"{steps} steps"
-    return (
-        f"No parameter has changed in {times}, so that no arm could see a wrong update. The optimizer may step other "
-        "tensors than the model computes with, as one that was made before `fully_shard`, or after a forward that left "
-        "gathered parameters in place; or no gradient reaches it, or its learning rate is zero."
-    )
-
-
 def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResult:
     """The verdict of an arm whose ranks failed, and whose method it was.
 
@@ -188,8 +178,8 @@ def of_unsteady(found: Sequence[Difference], op: Op) -> str:
         why = "a generator that `build` does not seed from cell.seed is the likely reason"
     elif roles <= {"param", *BESIDE, "grad"}:
         why = (
-            "an order that differs from run to run is the likely reason: threads, a hash order, or data that is no "
-            "function of the index"
+            "an order that differs from run to run is the likely reason, such as of threads or of a hash, or memory "
+            "that is read before it is written, or data that is no function of the index"
         )
     else:
         why = "something that counts time, addresses or processes is the likely reason"

@@ -361,6 +361,30 @@ def test_a_trainer_that_trains_nothing_is_unknown(folder: Path) -> None:
     assert failed(found)["trains"].startswith("No parameter has changed in 4 steps")
 
 
+def test_steps_that_move_nothing_after_the_save_are_no_pass(folder: Path) -> None:
+    class Idle(Simulation):
+        def step(self, session: Session, op: Op, state: State) -> None:
+            kept = state[PARAM]
+            super().step(session, op, state)
+            state[PARAM] = kept if op.iteration > 1 else state[PARAM]
+
+    found = Idle(simulation(folder).scenario).judged(folder)
+    assert found["verdict"] == "unknown"
+    assert failed(found)["trains"].startswith("No parameter changes in the 2 steps after the save")
+
+
+def test_parameters_that_never_move_are_named_beside_a_pass(folder: Path) -> None:
+    class Half(Simulation):
+        def build(self, session: Session, op: Op, state: State) -> None:
+            super().build(session, op, state)
+            state["param", "still"] = np.ones(8, np.float32)
+
+    arms = {arm["name"]: arm for arm in Half(simulation(folder).scenario).judged(folder)["arms"]}
+    assert arms["trains"]["verdict"] == "pass"
+    assert arms["trains"]["notes"][0].startswith("1 of 2 parameters never change, ")
+    assert "still; they are frozen, or no gradient reaches them" in arms["trains"]["notes"][0]
+
+
 @pytest.mark.parametrize(
     ("session", "error", "verdict", "sentence"),
     [

@@ -29,7 +29,7 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, WHOLE, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, TWICE, WHOLE, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.calls import Calls
@@ -136,8 +136,8 @@ class Rank:
         return found
 
     def _watched(self, op: Op) -> AbstractContextManager[None]:
-        """Inside, what modules come to is kept, in the two sessions of which it is asked."""
-        return self.calls.watched() if self.calls and op.arm.startswith((WHOLE, ALIKE)) else nullcontext()
+        """Inside, what modules come to is kept, in the sessions that are held against each other step by step."""
+        return self.calls.watched() if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)) else nullcontext()
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)

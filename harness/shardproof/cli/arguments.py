@@ -53,6 +53,30 @@ def planned(
     return made
 
 
+def places_of_releases(names: Sequence[str], systems: Sequence[str]) -> dict[tuple[str, str], str]:
+    """(system, version) → where a scenario file asks for that release, of those that save and of those that load.
+
+    A walk's release has no place: shardproof's own walks name releases that a user has never read of.
+
+    Args:
+        names, systems: as on the command line; `--system` takes the place of what files say.
+    """
+    from shardproof.scenario import Scenario
+    from shardproof.space.files import load_space
+
+    found: dict[tuple[str, str], str] = {}
+    for name in () if systems else names:
+        space = load_space(name)
+        for number, stated in enumerate(space.stated, 1):
+            scenario, where = Scenario.from_axes(stated), f"{name}: scenario {number}"
+            if stated.get("version"):
+                found[scenario.system, scenario.version] = f"{where}: version"
+            if stated.get("load_version", "same") not in ("same", "newest"):
+                loading = with_cures(scenario.load_version, scenario.cures)
+                found.setdefault((scenario.system, loading), f"{where}: load_version")
+    return found
+
+
 def writable_folder(path: Path) -> Path:
     """The folder of a run's results, created and writable. A report page that is there already must be one of ours.
 

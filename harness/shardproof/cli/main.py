@@ -198,7 +198,7 @@ def run(
     }  # fmt: skip
     folder = out or folder_of(names, systems, shard, others)
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
-    releases = preflight.require_releases(plan.scenarios, python)
+    releases = preflight.require_releases(plan.scenarios, python, arguments.places_of_releases(names, systems))
     arguments.writable_folder(folder)
     if out is None:
         point_latest(folder)

@@ -167,14 +167,14 @@ class Space:
                 form = f"--system {axes.get('system', 'NAME')}@{version}"
                 raise UsageError.of(f"version in {self.name}", version, allowed, form)
 
-    def with_axes(self, values: Mapping[str, Sequence[str]]) -> Space:
-        """The space with some axes replaced by, or widened to, the given values.
+    def with_axes(self, values: Mapping[str, Sequence[str]], given_by: str = "--set") -> Space:
+        """The space with some axes replaced by, or widened to, the given values; given_by: how errors call them.
 
         Raises:
             UsageError: an unknown axis or value.
         """
         systems = {walk.system for walk in self.walks} | {axes.get("system", Scenario().system) for axes in self.stated}
-        checked = {axis: _values(axis, texts, "--set", sorted(systems)) for axis, texts in values.items()}
+        checked = {axis: _values(axis, texts, given_by, sorted(systems)) for axis, texts in values.items()}
         walks = tuple(replace(walk, axes={**walk.axes, **checked}) for walk in self.walks)
         choices = [dict(zip(checked, choice, strict=True)) for choice in product(*checked.values())]
         stated = tuple({**axes, **choice} for axes in self.stated for choice in choices)
@@ -299,6 +299,10 @@ def _text(name: str) -> tuple[str, str]:
         except UnicodeDecodeError:
             raise UsageError.of("scenario file", name, "a text file in UTF-8", "shardproof run smoke") from None
     packaged = _packaged(name)
+    if packaged is None and (
+        kept := [each for each in space_names() if "/" in each and each.endswith((f"/{name}", f"-{name}"))]
+    ):
+        raise UsageError.of("scenario name", name, kept, f"shardproof run {kept[0]}")
     if packaged is None or not packaged.is_file():
         raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke", space_names())
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"

@@ -19,7 +19,12 @@ from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.system import System
 from shardproof.scenario import Mesh, Scenario
 
-INSTEAD_OF = {"model": A_TRAINER, "dtype": A_TRAINER, "optimizer": ANY_OPTIMIZER, "checkpoint": TWO_CHECKPOINTS}
+INSTEAD_OF = {
+    "model": A_TRAINER,
+    "dtype": A_TRAINER,
+    "optimizer": ANY_OPTIMIZER,
+    "checkpoint": f"{A_TRAINER}; {TWO_CHECKPOINTS}",
+}
 """Axis → the other way in for who has a value of it that no system has."""
 
 

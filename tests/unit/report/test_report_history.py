@@ -90,8 +90,9 @@ def test_the_command_prints_a_line_for_each_signature(tmp_path: Path, capsys: py
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"history of {tmp_path}: 3 runs, 20")
     assert said[1:3] == [
-        "1 new, 1 flaky; of known issues: 1 recurring", "the last night, by cause: 1 first seen, 1 back again, 1 still there"
-    ]  # fmt: skip
+        "1 new, 1 flaky; of known issues: 1 recurring",
+        "the last night, by cause: 1 first seen, 1 back again, 1 still there",
+    ]
     assert said[5].startswith(f"new        --1     {samples.mismatch().signature}")
     assert said[6].startswith("flaky      1·1     torch-fsdp2 crash: ")
     assert said[7].startswith("recurring  111     torch-fsdp2 hang: ")

@@ -57,6 +57,11 @@ class UsageError(Exception):
             return self
         return type(self)(f"{self}\ninstead: {'; '.join(ways)}")
 
+    def with_example(self, form: str) -> Self:
+        """The error with another correct example, for the command that is running."""
+        said, example, rest = str(self).partition("; for example: ")
+        return type(self)(f"{said}{example}{form}{''.join(rest.partition(chr(10))[1:])}") if example else self
+
 
 _MEANT = " (did you mean "
 

@@ -314,6 +314,8 @@ def operations(program: str) -> tuple[str, ...]:
         return _OF_ARMS
     words = tuple((PROGRAMS.get(program) or _provided.get(program, program)).split())
     unknown = [w for w in words if w not in KINDS]
+    if unknown and len(words) > 1:
+        raise UsageError.of(f"program {program!r}: operation", unknown[0], KINDS, "build step save")
     if unknown or not words:
         raise UsageError.of("program", program, (*named_programs(), f"or operations of: {' '.join(KINDS)}"), "resume")
     problem = illegal(words)

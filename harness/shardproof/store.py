@@ -265,8 +265,8 @@ class Store:
         with _sound(self.path):
             return [from_plain(CureCheck, json.loads(content)) for (content,) in rows]
 
-    def result(self, scenario_id: str) -> Result:
-        """The newest verdict of the scenario whose id starts with `scenario_id`.
+    def result(self, scenario_id: str, form: str = "shardproof replay 1a2b3c4d5e6f") -> Result:
+        """The newest verdict of the scenario whose id starts with `scenario_id`; form: what an error gives as example.
 
         Raises:
             UsageError: no scenario of the database, or more than one, has that id.
@@ -279,8 +279,8 @@ class Store:
         )  # fmt: skip
         matching = sorted({row[0] for row in rows})
         if len(matching) != 1:
-            allowed = matching or "the id of a result, as `shardproof report` lists them"
-            raise UsageError.of(f"scenario in {self.path}", scenario_id, allowed, "shardproof replay 1a2b3c4d5e6f")
+            allowed = matching or "the id of a result, which stands behind `replay:` in the run's output and its report"
+            raise UsageError.of(f"scenario in {self.path}", scenario_id, allowed, form)
         return self._decoded(*rows[0][1:])
 
     def observation(self, run_id: str, scenario_id: str) -> bytes | None:

@@ -92,6 +92,11 @@ def test_an_unknown_name_lists_the_known_ones(name: str, tmp_path: Path, monkeyp
     assert text.endswith("for example: shardproof run smoke")
 
 
+@pytest.mark.parametrize("name", ["torch-fsdp2-164929", "164929"])
+def test_the_bare_name_of_a_regression_leads_to_it(name: str) -> None:
+    assert "regressions/torch-fsdp2-164929" in message(lambda: load_space(name)).partition("for example")[0]
+
+
 def test_a_folder_and_a_binary_file_are_refused(tmp_path: Path) -> None:
     folder, binary = tmp_path / "folder.toml", tmp_path / "binary.toml"
     folder.mkdir()

@@ -18,7 +18,7 @@ def test_every_named_program_is_legal_and_ends_with_something_to_compare() -> No
     [
         ("", "given ''"),
         ("resum", "given 'resum'"),
-        ("build fly", "given 'build fly'"),
+        ("build fly", "program 'build fly': operation: given 'fly'"),
         ("step", r"operation 0 \(step\) comes before a build"),
         ("build load", r"operation 1 \(load\) comes before any save"),
         ("build save reshard load", r"operation 3 \(load\) comes before a build"),

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from shardproof.errors import UsageError
 from shardproof.faults.requested import require_faults
 from shardproof.versions import split_cures, with_cures
@@ -51,6 +53,30 @@ def planned(
     require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
     require_worlds(made.supported)
     return made
+
+
+def places_of_releases(names: Sequence[str], systems: Sequence[str]) -> dict[tuple[str, str], str]:
+    """(system, version) → where a scenario file asks for that release, of those that save and of those that load.
+
+    A walk's release has no place: shardproof's own walks name releases that a user has never read of.
+
+    Args:
+        names, systems: as on the command line; `--system` takes the place of what files say.
+    """
+    from shardproof.scenario import Scenario
+    from shardproof.space.files import load_space
+
+    found: dict[tuple[str, str], str] = {}
+    for name in () if systems else names:
+        space = load_space(name)
+        for number, stated in enumerate(space.stated, 1):
+            scenario, where = Scenario.from_axes(stated), f"{name}: scenario {number}"
+            if stated.get("version"):
+                found[scenario.system, scenario.version] = f"{where}: version"
+            if stated.get("load_version", "same") not in ("same", "newest"):
+                loading = with_cures(scenario.load_version, scenario.cures)
+                found.setdefault((scenario.system, loading), f"{where}: load_version")
+    return found
 
 
 def writable_folder(path: Path) -> Path:
@@ -320,12 +346,12 @@ def database_and_result(scenario_id: str, out: Path | None) -> tuple[Path, Resul
     for database in databases(out) if out else _all_databases():
         try:
             with Store(database) as store:
-                return database, store.result(scenario_id)
+                return database, store.result(scenario_id, _with_an_id())
         except UsageError as error:
             errors.append(error)
     if errors:
         raise errors[0]
-    raise UsageError.of("ID", scenario_id, "a result of a run under reports/, or --out DIR", "shardproof explain 1a2b")
+    raise UsageError.of("ID", scenario_id, "a result of a run under reports/, or --out DIR", _with_an_id())
 
 
 def _require_id(text: str) -> None:
@@ -335,7 +361,13 @@ def _require_id(text: str) -> None:
         UsageError: it cannot, such as the empty text, which every id begins with.
     """
     if not re.fullmatch("[0-9a-f]{1,12}", text):
-        raise UsageError.of("ID", text, "1 to 12 hex digits, as reports show them", "shardproof explain 1a2b3c4d5e6f")
+        raise UsageError.of("ID", text, "1 to 12 hex digits, as reports show them", _with_an_id())
+
+
+def _with_an_id() -> str:
+    """A correct line of the command that is running, with the id of a result."""
+    context = click.get_current_context(silent=True)
+    return f"shardproof {context.info_name if context else 'explain'} 1a2b3c4d5e6f"
 
 
 def databases(folder: Path) -> list[Path]:

@@ -198,7 +198,7 @@ def run(
     }  # fmt: skip
     folder = out or folder_of(names, systems, shard, others)
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
-    releases = preflight.require_releases(plan.scenarios, python)
+    releases = preflight.require_releases(plan.scenarios, python, arguments.places_of_releases(names, systems))
     arguments.writable_folder(folder)
     if out is None:
         point_latest(folder)
@@ -450,7 +450,10 @@ def inspect(checkpoint: Path) -> int:
     except CheckpointError as error:
         if not is_foreign(checkpoint) and not isinstance(error, UnfamiliarError):
             raise
-        rows, foreign = listed(checkpoint, [layout for system in all_systems() for layout in system.layouts])
+        try:
+            rows, foreign = listed(checkpoint, [layout for system in all_systems() for layout in system.layouts])
+        except CheckpointError as refused:
+            raise refused.with_example("shardproof inspect checkpoints/step-100") from None
     print(render_description(rows), end="")
     if foreign:
         print(foreign_names(foreign))

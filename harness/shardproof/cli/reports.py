@@ -32,7 +32,7 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
 
     load_plugins(())
     if not (folder / DATABASE).is_file():
-        raise UsageError.of("RUN", str(folder), f"a folder with a {DATABASE}", "shardproof report reports/nightly")
+        raise _without_runs("RUN", folder, "report")
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
     with Store(folder / DATABASE) as store:
         latest = store.latest_run()
@@ -42,6 +42,25 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
     page = write_reports(found, folder, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return ExitStatus.OK
+
+
+def _without_runs(what: str, folder: Path, command: str) -> UsageError:
+    """The error about a folder without a run: which folders have one, and otherwise how one is made."""
+    from shardproof.folders import LATEST, REPORTS
+    from shardproof.store import DATABASE
+
+    there = [str(path.parent) for path in sorted(REPORTS.glob(f"*/{DATABASE}")) if path.parent.name != LATEST]
+    form = (
+        f"shardproof {command} {there[0]}"
+        if there
+        else f"shardproof run smoke, then shardproof {command} reports/smoke"
+    )
+    allowed = f"a folder with a {DATABASE}{': ' if there else ''}{', '.join(there[:MOST_NAMED])}"
+    return UsageError.of(what, str(folder), allowed, form, there)
+
+
+MOST_NAMED = 5
+"""So many folders with runs are listed in an error."""
 
 
 @click.command()
@@ -67,7 +86,7 @@ def history(folder: Path, nights: int, json_file: Path | None) -> int:
     load_plugins(())
     form = "shardproof history reports/nightly"
     if not (folder / DATABASE).is_file():
-        raise UsageError.of("FOLDER", str(folder), f"a folder with a {DATABASE}", form)
+        raise _without_runs("FOLDER", folder, "history")
     arguments.require_output_files(folder, json=json_file)
     with Store(folder / DATABASE) as store:
         latest = store.latest_run()

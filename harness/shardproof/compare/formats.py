@@ -235,6 +235,6 @@ def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:
         add_legacy(contents, file, path)
     else:
         head = contents.files.read(file, 0, min(8, contents.files.size(file)))
-        given = f"a file that begins with {head.hex(' ') or 'nothing'}"
+        given = f"a file that begins with {head.hex(' ')}" if head else "an empty file"
         raise unfamiliar(f"{file}: kind of file", given, _ALLOWED, FORM)
     return kind

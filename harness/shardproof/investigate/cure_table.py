@@ -6,6 +6,7 @@ it passes, and with all but this one it fails. The third says that it is this cu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -71,6 +72,7 @@ def applicability(system: System, versions: Sequence[str], python: str | None) -
     places = Environments(python, ())
     found: dict[tuple[str, str], str] = {}
     for version in versions:
+        print(f"trying the cures of {system.name} on {version}", file=sys.stderr, flush=True)
         try:
             cured = places.cured(places.resolve(system, with_cures(version, "")))
         except (HarnessError, UsageError):

@@ -198,16 +198,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise a decorated test so that pytest runs it once per scenario named in the decorator."""
+    """Parametrise a decorated test so that pytest runs it once per scenario named in the decorator.
+
+    Raises:
+        pytest.Collector.CollectError: what the decorator asks for is not there. pytest prints its text alone, without a
+            traceback through this plugin.
+    """
     if MARK not in metafunc.fixturenames:
         return
     mark = _mark_of(metafunc.definition)
-    if mark is not None and mark.name == TRAINER_MARK:
-        from shardproof.pytest.trainers import parametrize
+    if mark is None:
+        return
+    try:
+        if mark.name == TRAINER_MARK:
+            from shardproof.pytest.trainers import parametrize
 
-        parametrize(metafunc, mark)
-    elif mark is not None:
-        metafunc.parametrize(MARK, list(_parameters(metafunc.config, mark)), indirect=True)
+            parametrize(metafunc, mark)
+        else:
+            metafunc.parametrize(MARK, list(_parameters(metafunc.config, mark)), indirect=True)
+    except pytest.UsageError as error:
+        raise pytest.Collector.CollectError(f"{_place_of(metafunc)}: {error}") from None
+
+
+def _place_of(metafunc: pytest.Metafunc) -> str:
+    """Where a decorated test or class stands, as `test_mine.py:12`."""
+    decorated = metafunc.cls if metafunc.cls and metafunc.function.__name__ == ARMS_TEST else metafunc.function
+    return f"{metafunc.definition.path.name}:{inspect.getsourcelines(decorated)[1]}"
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> pytest.Collector | None:

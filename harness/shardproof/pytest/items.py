@@ -35,7 +35,7 @@ from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.protocol.registry import system_named
 from shardproof.report.text import render_result
 from shardproof.result import Result, with_elements
-from shardproof.scenario import Scenario
+from shardproof.scenario import AXES, Scenario
 from shardproof.space.files import Space, load_space
 from shardproof.space.plan import Selection, make_plan
 from shardproof.trainer.arms import trainer_of
@@ -59,6 +59,9 @@ ASKED = pytest.StashKey[Scenario]()
 
 _MOST_OF_A_PROGRAM = 40
 _MOST_OF_A_CELL = 80
+
+DECORATOR = "@scenarios"
+"""How errors call the decorator `shardproof.pytest.scenarios`."""
 
 
 class HarnessFailedError(HarnessError):
@@ -122,9 +125,12 @@ def stated(
     """
     with as_pytest_usage_errors():
         bench(config)  # whose plugins may bring the system
+        if (unknown := next((axis for axis in axes if axis not in AXES), None)) is not None:
+            raise UsageError.of(f"{DECORATOR}: axis", unknown, ("known", *AXES), '@scenarios(dtype="bf16")')
         spaces = [load_space(name) for name in names] or [Space("smoke", "", (), None, ({},))]
         systems = (arguments.placed(system, config.rootpath),) if system else ()
-        return make_plan(spaces, Selection(systems, {axis: _texts(values) for axis, values in axes.items()})).scenarios
+        given = {axis: _texts(values) for axis, values in axes.items()}
+        return make_plan(spaces, Selection(systems, given, given_by=DECORATOR)).scenarios
 
 
 def _texts(values: object) -> tuple[str, ...]:

@@ -10,10 +10,12 @@ like any trainer's file: without pytest's session, its fixtures and its conftest
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 
 import pytest
 
+from shardproof.errors import UsageError
 from shardproof.pytest import MARK, Values
 from shardproof.pytest.items import Awaited, as_pytest_usage_errors, bench, readable_id, register, system_mark
 from shardproof.scenario import Scenario
@@ -35,7 +37,7 @@ def parametrize(metafunc: pytest.Metafunc, mark: pytest.Mark) -> None:
     with as_pytest_usage_errors():
         found = described(_file_of(metafunc, mark))
         bench(metafunc.config).use_trainer(found)
-        scenarios = list(_scenarios(found, mark))
+        scenarios = _scenarios(found, mark)
     takes_result = RESULT in metafunc.fixturenames
     marks = system_mark(metafunc.config, found.system)
     values = [
@@ -58,12 +60,20 @@ def _file_of(metafunc: pytest.Metafunc, mark: pytest.Mark) -> str:
     return f"{inspect.getfile(metafunc.cls)}:{metafunc.cls.__name__}"
 
 
-def _scenarios(found: Described, mark: pytest.Mark) -> Iterator[Scenario]:
+def _scenarios(found: Described, mark: pytest.Mark) -> list[Scenario]:
+    """The scenarios of the cells that a decorator asks for.
+
+    Raises:
+        UsageError: an axis, value or program that the trainer does not have, with an example as a decorator has it.
+    """
     program, version = mark.kwargs["program"], mark.kwargs["version"]
     program_of(found, program)
     axes = {"program": program, **({"version": version} if version else {})}
-    for cell in cells(found, settings_of(found, _texts(mark.kwargs["set"])), mark.kwargs["strength"]):
-        yield scenario_of(found, cell, **axes)
+    try:
+        wanted = settings_of(found, _texts(mark.kwargs["set"]))
+        return [scenario_of(found, cell, **axes) for cell in cells(found, wanted, mark.kwargs["strength"])]
+    except UsageError as error:
+        raise UsageError(re.sub(r"--set (\w+)=(\S+)", r'set={"\1": "\2"}', str(error))) from None
 
 
 def _texts(settings: Mapping[str, Values]) -> Iterator[str]:

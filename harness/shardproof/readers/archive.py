@@ -134,5 +134,5 @@ def no_archive(origin: str, error: Exception, begin: bytes) -> CheckpointError:
     """
     if begin.startswith(b"PK\x03\x04"):
         return bad(f"{origin}: file of torch.save", f"cut off or damaged: {error}", "a whole zip archive", WHOLE)
-    given = f"{error}; it begins with {begin.hex(' ') or 'nothing'}"
+    given = f"{error}; it begins with {begin.hex(' ')}" if begin else "an empty file"
     return bad(f"{origin}: not a torch.save archive", given, "a zip archive (50 4b 03 04)", FORM)

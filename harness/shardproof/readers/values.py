@@ -251,7 +251,7 @@ class Decoder:
                 shape, strides = integers(size), integers(stride)
                 dtype = self.bounds.dtypes.get(kind.name) if kind.module == "torch" else None
                 if dtype is None:
-                    raise bad(f"{self.origin}: dtype of a tensor", str(kind), self.bounds.dtypes, FORM)
+                    raise unfamiliar(f"{self.origin}: dtype of a tensor", str(kind), self.bounds.dtypes, FORM)
                 match persistent:
                     case ["storage", Name() as storage, str(key), str(), int(count), *_] if (
                         function == PERSISTENT and storage == UNTYPED and count >= 0 and offset >= 0
@@ -269,7 +269,9 @@ class Decoder:
             case ["storage", Name() as kind, str(key), str(), int(numel), *_] if numel >= 0:
                 dtype = self.bounds.storages.get(kind.name) if kind.module == "torch" else None
                 if dtype is None:
-                    raise bad(f"{self.origin}: storage type", str(kind), self.bounds.storages, "torch.FloatStorage")
+                    raise unfamiliar(
+                        f"{self.origin}: storage type", str(kind), self.bounds.storages, "torch.FloatStorage"
+                    )
                 return Storage(dtype, key, numel)
         raise bad(f"{self.origin}: storage", "damaged", "('storage', type, key, device, numel)", FORM)
 

@@ -137,9 +137,12 @@ class History:
 
     @property
     def in_words(self) -> str:
-        """How many causes are in which state: `1 new, 3 recurring`."""
-        counts = ((len(self.in_state(state)), state) for state in STATES)
-        return ", ".join(f"{count} {state}" for count, state in counts if count) or "nothing ever failed"
+        """How many causes are in which state, those of known issues apart: `1 new, 3 recurring; of known issues: 1
+        first seen`. What shows for the first time and is known is not called new, which means unknown elsewhere."""
+        own = _by_state([trace for trace in self.traces if not trace.known], STATES[0])
+        known = _by_state([trace for trace in self.traces if trace.known], FIRST)
+        found = [own] if own else ["none new"] if known else []
+        return "; ".join([*found, *([f"of known issues: {known}"] if known else [])]) or "nothing ever failed"
 
     def to_json(self) -> dict[str, Any]:
         """The history in JSON types; in `shown`, null says that none of a cause's scenarios ran."""
@@ -171,6 +174,13 @@ def history_of(store: Store, run_id: str, nights: int = NIGHTS, least: int = 2) 
             of_cause.setdefault(_cause(row), []).append(row)
     traces = [_trace(cause, ids, failing, of_scenario) for cause, failing in of_cause.items()]
     return History(told, tuple(sorted(traces, key=lambda t: (bool(t.known), STATES.index(t.state), t.signature))))
+
+
+def _by_state(traces: Sequence[Trace], called: str) -> str:
+    """How many causes are in which state; called: the first state, which means that a cause was not there before."""
+    counts = Counter(trace.state for trace in traces)
+    names = {STATES[0]: called}
+    return ", ".join(f"{counts[state]} {names.get(state, state)}" for state in STATES if counts[state])
 
 
 def _cause(row: Shown) -> str:

@@ -160,7 +160,16 @@ class Report:
     @property
     def in_words(self) -> str:
         """The standings in one line: `12 pass, 1 new, 2 known`."""
-        return ", ".join(f"{n} {standing.value}" for standing, n in self.standings.items() if n) or "no results"
+        counts = ", ".join(f"{n} {standing.value}" for standing, n in self.standings.items() if n) or "no results"
+        return counts + self.shrunk_in_words
+
+    @property
+    def shrunk_in_words(self) -> str:
+        """How many of the results were planned, and how many are smaller scenarios that were found while shrinking;
+        empty where nothing was shrunk."""
+        found = sum(1 for result in self.results if result.shrunk_from)
+        planned = len(self.results) - found
+        return f" ({planned} planned, and {found} smaller found while shrinking)" if found else ""
 
     @cached_property
     def place(self) -> str:

@@ -107,6 +107,8 @@ class Tally:
         return left_s * took_s / expected_s + sum(self._unready_s.values())
 
     def __str__(self) -> str:
+        if self.total and not self.done:
+            return f"0/{self.total} scenarios after {_duration(self.elapsed_s)}: releases and servers are made ready"
         left = "" if self.left_s is None else f", {_duration(self.left_s)} left"
         problems = "".join(
             f", {self.problems[word]} {word}" for word in _ORDER if word != Standing.PASS.value and self.problems[word]
@@ -123,7 +125,8 @@ class Display(Protocol):
 
 class Progress:
     """A context around the execution of a plan; `finished` may be called from any thread. stream: where it is shown;
-    nowhere without."""
+    nowhere without. Every `interval_s` seconds it is shown again, also where nothing has finished: a release that is
+    installed, or a server that imports a library, can take minutes."""
 
     def __init__(
         self, estimates_s: Mapping[str, float], stream: TextIO | None, interval_s: float = 10.0,
@@ -133,16 +136,26 @@ class Progress:
         self.tally = Tally(estimates_s, clock, word, ready_s, needs)
         self._lock = threading.Lock()
         self._display: Display | None = None
+        self._interval_s, self._over = interval_s, threading.Event()
         if stream is not None:
             terminal = stream.isatty()
             self._display = _TerminalDisplay(stream, self.tally) if terminal else _LogDisplay(stream, interval_s, clock)
 
     def __enter__(self) -> Self:
+        if self._display:
+            threading.Thread(target=self._show_again, name="progress", daemon=True).start()
         return self
+
+    def _show_again(self) -> None:
+        while not self._over.wait(self._interval_s):
+            with self._lock:
+                if self._display and not self._over.is_set():
+                    self._display.update(self.tally)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         with self._lock:
             if self._display:
                 self._display.close(self.tally)

@@ -243,7 +243,7 @@ def _left_out(report: Report, paint: Paint) -> str:
 
 def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     shown = [paint(f"{n} {standing.value}", _LOOKS[standing]) for standing, n in report.standings.items() if n]
-    lines = [", ".join(shown) or "no results"]
+    lines = [f"{', '.join(shown) or 'no results'}{report.shrunk_in_words}"]
     if report.by_face:
         lines[0] += f" ({report.by_face} of the known by face only)"
     if report.cured_in_words:

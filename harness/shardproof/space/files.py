@@ -167,13 +167,14 @@ class Space:
                 form = f"--system {axes.get('system', 'NAME')}@{version}"
                 raise UsageError.of(f"version in {self.name}", version, allowed, form)
 
-    def with_axes(self, values: Mapping[str, Sequence[str]]) -> Space:
-        """The space with some axes replaced by, or widened to, the given values.
+    def with_axes(self, values: Mapping[str, Sequence[str]], given_by: str = "--set") -> Space:
+        """The space with some axes replaced by, or widened to, the given values; given_by: how errors call them.
 
         Raises:
             UsageError: an unknown axis or value.
         """
-        checked = {axis: _values(axis, texts, "--set") for axis, texts in values.items()}
+        systems = {walk.system for walk in self.walks} | {axes.get("system", Scenario().system) for axes in self.stated}
+        checked = {axis: _values(axis, texts, given_by, sorted(systems)) for axis, texts in values.items()}
         walks = tuple(replace(walk, axes={**walk.axes, **checked}) for walk in self.walks)
         choices = [dict(zip(checked, choice, strict=True)) for choice in product(*checked.values())]
         stated = tuple({**axes, **choice} for axes in self.stated for choice in choices)
@@ -298,6 +299,10 @@ def _text(name: str) -> tuple[str, str]:
         except UnicodeDecodeError:
             raise UsageError.of("scenario file", name, "a text file in UTF-8", "shardproof run smoke") from None
     packaged = _packaged(name)
+    if packaged is None and (
+        kept := [each for each in space_names() if "/" in each and each.endswith((f"/{name}", f"-{name}"))]
+    ):
+        raise UsageError.of("scenario name", name, kept, f"shardproof run {kept[0]}")
     if packaged is None or not packaged.is_file():
         raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke", space_names())
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"
@@ -392,7 +397,7 @@ def _settled(walk: Walk, table: Table) -> Walk:
     for axis, texts in table.table("axes").content.items():
         if axis not in WALKED_AXES:
             raise UsageError.of(f"{table.where}: axis", axis, WALKED_AXES, 'dtype = ["fp32", "bf16"]')
-        axes[axis] = _values(axis, texts, table.where)
+        axes[axis] = _values(axis, texts, table.where, [walk.system] if walk.system else [])
     return replace(
         walk,
         axes=axes,
@@ -420,8 +425,8 @@ def _left_out(table: Table) -> LeaveOut:
     return LeaveOut(table.text("reason"), {axis: patterns.texts(axis) for axis in patterns.content}, table.text("when"))
 
 
-def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:
-    """The checked, canonical values of an axis."""
+def _values(axis: str, texts: object, where: str, systems: Sequence[str]) -> tuple[str, ...]:
+    """The checked, canonical values of an axis, for these systems."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise UsageError.of(f"{where}: values of {axis}", texts, "a list of one or more values", f'{axis} = ["…"]')
     found: list[str] = []
@@ -433,7 +438,7 @@ def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:
             found += map(str, meshes(int(bound)))
             continue
         try:
-            found.append(canonical(axis, text))
+            found.append(canonical(axis, text, systems))
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
     if len(set(found)) < len(found):
@@ -455,9 +460,12 @@ def _stated(document: Table) -> tuple[Mapping[str, str], ...]:
         unknown = next((axis for axis in table.content if axis not in AXES), None)
         if unknown is not None:
             raise table.wrong("axis", unknown, AXES, 'dtype = "bf16"')
+        for axis, value in table.content.items():
+            if isinstance(value, (list, Mapping)):
+                raise table.wrong(axis, value, "a text", f'{axis} = "{Scenario().axis_text(axis) or "…"}"')
         try:
-            axes = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
-            system_named(axes.get("system", Scenario().system))
+            system = system_named(_plain(table.content.get("system", Scenario().system))).name
+            axes = {axis: canonical(axis, _plain(value), [system]) for axis, value in table.content.items()}
         except UsageError as error:
             raise UsageError(f"{table.where}: {error}") from None
         found.append(axes)

@@ -39,7 +39,7 @@ class Selection:
     """What the command line asks of a plan, beside the names of spaces.
 
     * systems: each `NAME[@VERSION]`; empty = the space's own.
-    * axes: `--set`, axis → values.
+    * axes: `--set`, axis → values. given_by: how errors call what gave them.
     * strength: replaces the space's.
     * sample: this many random scenarios in all, spread evenly over the walks.
     * seed: of covering arrays and samples.
@@ -52,6 +52,7 @@ class Selection:
     sample: int | None = None
     seed: int = 0
     shard: tuple[int, int] = (1, 1)
+    given_by: str = "--set"
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ def _in_shard(scenarios: Iterable[Scenario], shard: tuple[int, int]) -> list[Sce
 
 
 def _selected(space: Space, selection: Selection) -> Space:
-    space = space.on_systems(selection.systems).with_axes(selection.axes)
+    space = space.on_systems(selection.systems).with_axes(selection.axes, selection.given_by)
     return space.at_strength(selection.strength) if selection.strength else space
 
 

@@ -416,8 +416,8 @@ def _imported(
         "PYTHONPATH": os.pathsep.join(map(str, (*paths, *(_of_importers() if package.importer else [])))),
     }  # fmt: skip
     command = [python.path, "-c", _IMPORT, package.imports, package.importer]
-    answer = said(command, IMPORT_S, what, environment, of_cpu=True)
-    version, file = json.loads(answer.splitlines()[-1])
+    print(f"importing {package.name} {expected}".rstrip(), file=sys.stderr, flush=True)
+    version, file = json.loads(said(command, IMPORT_S, what, environment, of_cpu=True).splitlines()[-1])
     if not Path(file).is_relative_to(paths[0]):
         raise OverlayError(f"{what}: {package.imports} comes from {file}, not from {paths[0]}")
     if expected and version and version != expected:

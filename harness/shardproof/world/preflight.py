@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardproof.errors import UsageError
@@ -16,6 +17,7 @@ from shardproof.errors import UsageError
 if TYPE_CHECKING:
     from shardproof.protocol.system import System
     from shardproof.scenario import Scenario
+    from shardproof.world.resolved import Resolved
 
 RANKS_NEED = ("torch", "numpy", "ml_dtypes", "tomli_w")
 
@@ -97,10 +99,16 @@ def clone_variable_of(name: str) -> str:
     return clone_variable(package(of_system.get(name) or name).name)
 
 
-def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[str, str]:
+def require_releases(
+    scenarios: Iterable[Scenario], python: str | None, places: Mapping[tuple[str, str], str] = MappingProxyType({})
+) -> dict[str, str]:
     """Every release that was asked for by name is there and imports, before anything runs.
 
     Returns package → releases that will run, for the record of a run.
+
+    Args:
+        places: (system, version) → where a file asks for it, such as `bug.toml: scenario 1: version`; the version of a
+            `load_version` too. What stands nowhere was asked for with `--system`.
 
     Raises:
         UsageError: one is not; with the last lines of what it said itself.
@@ -111,23 +119,44 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
 
     found: dict[str, list[str]] = {}
     base = interpreter(python)
-    for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
+    saving = {(scenario.system, scenario.version) for scenario in scenarios}
+    for system, version in sorted({*saving, *places}):
         software = named(system, version, base)
-        of_torch = " of torch" if software.system.is_torch else ""
         try:
             software = software.under_its_torch()
             if software.package is not None and software.release:
                 software = software.on(build(software.package, software.release, base))
         except (OverlayError, UsageError) as error:
-            if isinstance(error, UsageError) and not of_torch:
+            if isinstance(error, UsageError) and not software.system.is_torch:
                 raise
-            allowed = f"a release{of_torch} that can be installed and imported here"
-            raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+            raise _without_release(software, version, places.get((system, version), ""), error) from None
+        if (system, version) not in saving:
+            continue
         if software.package is not None:
             found.setdefault(software.package.name, []).append(software.version)
         else:
             require_installed(software.system, software.release, software.installed)
     return {name: ", ".join(releases) for name, releases in found.items()}
+
+
+def _without_release(software: Resolved, version: str, place: str, error: Exception) -> UsageError:
+    """The error about a release that is not to be had: first those that are known, then what pip or the import said."""
+    from shardproof.world.torches import OLDEST
+
+    package, name = software.package, software.system.name
+    if package is not None and (software.is_tree or package.declares(software.release)):
+        allowed, example = "one that can be installed and imported here", package.newest.version
+    elif package is None:
+        allowed, example = f"a release of torch from {OLDEST} on that can be installed and imported here", "2.15.0"
+    else:
+        known = f"{package.releases[0].version} to {package.newest.version}"
+        allowed = f"{known}, or another release that can be installed and imported here"
+        example = package.newest.version
+    given, form = f"{name}@{version}", f"--system {name}@{example}"
+    if place:
+        given, form = version, f'{place.rpartition(" ")[2]} = "{example}"'
+    said = "" if isinstance(error, UsageError) else f"\n{error}"
+    return UsageError(f"{UsageError.of(place or '--system', given, allowed, form)}{said}")
 
 
 def require_installed(info: System, version: str, installed: str) -> None:

@@ -9,6 +9,7 @@ import checkpoint_samples as samples
 import pytest
 import torch
 from hostile_checkpoints import foreign_files
+from shardproof.cli.main import entry
 from shardproof.compare.listing import listed
 from shardproof.readers.description import check_complete, describe
 from shardproof.readers.errors import CheckpointError, UnfamiliarError
@@ -41,3 +42,22 @@ def test_what_diff_does_not_read_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "c").write_bytes(foreign_files()[kind])
     with pytest.raises(CheckpointError):
         listed(tmp_path / "c", [])
+
+
+def test_dtypes_that_no_scenario_writes_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {"int8": torch.int8, "fp8e4m3": torch.float8_e4m3fn, "complex64": torch.complex64, "uint16": torch.uint16}
+    torch.save({name: torch.zeros(2).to(dtype) for name, dtype in odd.items()}, tmp_path / "odd.pt")
+    assert entry(["inspect", str(tmp_path / "odd.pt")]) == 0
+    assert {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]} == {
+        n: n for n in odd
+    }
+
+
+def test_an_empty_file_is_called_empty_by_an_error_of_inspect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.pt").touch()
+    assert entry(["inspect", str(tmp_path / "a.pt")]) == 2
+    said = capsys.readouterr().err
+    assert "given 'an empty file'" in said
+    assert said.endswith("for example: shardproof inspect checkpoints/step-100\n")

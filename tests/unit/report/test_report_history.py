@@ -10,7 +10,7 @@ import pytest
 import report_samples as samples
 from shardproof.cli.main import entry
 from shardproof.report import figures, json_report
-from shardproof.report.history import History, Night, Trace, state_of
+from shardproof.report.history import History, Night, Trace, history_of, state_of
 from shardproof.report.history_text import render_history
 from shardproof.report.html import render_index, write_history
 from shardproof.report.model import Report
@@ -90,8 +90,9 @@ def test_the_command_prints_a_line_for_each_signature(tmp_path: Path, capsys: py
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"history of {tmp_path}: 3 runs, 20")
     assert said[1:3] == [
-        "1 new, 1 flaky, 1 recurring", "the last night, by cause: 1 first seen, 1 back again, 1 still there"
-    ]  # fmt: skip
+        "1 new, 1 flaky; of known issues: 1 recurring",
+        "the last night, by cause: 1 first seen, 1 back again, 1 still there",
+    ]
     assert said[5].startswith(f"new        --1     {samples.mismatch().signature}")
     assert said[6].startswith("flaky      1·1     torch-fsdp2 crash: ")
     assert said[7].startswith("recurring  111     torch-fsdp2 hang: ")
@@ -211,3 +212,29 @@ def test_what_came_and_went_on_which_night() -> None:
     assert "2026-01-04: 3 new, 1 known; 2 came, 0 went" in drawn.text
     assert "-+++" in render_history(history, "x", "y")
     assert "\x1b[33mflaky" in render_history(history, "x", "y", colour=True)
+
+
+def test_what_is_known_is_not_called_new(tmp_path: Path) -> None:
+    crash, known = samples.crash(), samples.hang()
+    nights(tmp_path, (samples.passing(1),), (crash, known, samples.passing(1)))
+    with Store(tmp_path / "results.sqlite") as store:
+        assert history_of(store, store.runs()[-1].id).in_words == "1 new; of known issues: 1 first seen"
+
+
+def test_a_folder_without_runs_is_told_with_those_that_have_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert entry(["history", "reports/nightly"]) == 2
+    assert "for example: shardproof run smoke, then shardproof history reports/smoke" in capsys.readouterr().err
+    (tmp_path / "reports/nightly-a1").mkdir(parents=True)
+    nights(tmp_path / "reports/nightly-a1", (samples.passing(1),))
+    assert entry(["history", "reports/nightly"]) == 2
+    assert "for example: shardproof history reports/nightly-a1" in capsys.readouterr().err
+
+
+def test_a_smaller_scenario_is_told_beside_the_planned_ones(tmp_path: Path) -> None:
+    smaller = replace(samples.crash(), shrunk_from=samples.passing(1).id)
+    report = nights(tmp_path, (samples.passing(1), smaller))
+    assert report.in_words == "1 pass, 1 new (1 planned, and 1 smaller found while shrinking)"
+    assert "(1 planned, and 1 smaller found while shrinking)" in render_text(report, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from threading import Event
 
 import report_samples as samples
 from shardproof.report.progress import ENOUGH, RECENT, Progress, Tally, verdict_of
@@ -31,7 +32,7 @@ def test_the_time_left_scales_with_how_the_estimates_held_up() -> None:
     clock = Clock()
     tally = Tally({result.id: 1.0 for result in MANY}, clock)
     assert tally.left_s is None
-    assert str(tally) == "0/60 scenarios, 0.0/s"
+    assert str(tally) == "0/60 scenarios after 0 s: releases and servers are made ready"
     for result in MANY[:ENOUGH]:
         clock.now += 2.0
         tally.add(result)
@@ -124,3 +125,25 @@ def test_nothing_planned() -> None:
     with Progress({}, stream):
         pass
     assert stream.getvalue().startswith("0/0 scenarios")
+
+
+class Said(io.StringIO):
+    """A stream that tells when something was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text.endswith("\n"):
+            self.told.set()
+        return written
+
+
+def test_a_log_is_not_silent_while_nothing_finishes() -> None:
+    stream = Said()
+    with Progress({"a": 1.0}, stream, interval_s=0.001):
+        assert stream.told.wait(60)
+    first = stream.getvalue().splitlines()[0]
+    assert first == "0/1 scenarios after 0 s: releases and servers are made ready"

@@ -31,7 +31,7 @@ STATED = {
     "optimizer": "sgd",
     "checkpoint": "dcp",
     "load": "tp_change",
-    "options": "overlap",
+    "options": "no_overlap_reduce",
     "reshard_after_forward": "3",
     "program": "unfreeze",
 }

@@ -378,6 +378,13 @@ def test_planning_imports_nothing_heavy() -> None:
         ('dtype = "fp64"', r"dtype storage: given 'fp64'; allowed"),
         ('mehs = "1x2x1"', r"axis: given 'mehs' \(did you mean mesh\?\)"),
         ('system = "megatron"', r"mine\.toml: scenario 1: system: given 'megatron'"),
+        ('checkpoint = "sharde"', r"1: checkpoint: given 'sharde' \(did you mean sharded\?\); [^\n]*$"),
+        ('system = "torch-fsdp2"\ncheckpoint = "dcp+no_stric"', r"1: switch of checkpoint 'dcp': given 'no_stric'"),
+        ('system = "torch-fsdp2"\ncheckpoint = "orbax"', r"1: checkpoint: given 'orbax'; allowed: dcp, .*\ninstead: "),
+        ('faults = "stale-mastres"', r"mine\.toml: scenario 1: faults: given 'stale-mastres' \(did you mean stale-m"),
+        ('options = ["none"]', r"mine\.toml: scenario 1: options: given \['none'\]; allowed: a text; for example: opt"),
+        ('system = "torch-fsdp2"\noptions = "as_retured"', r"1: options: given 'as_retured' \(did you mean as_r"),
+        ('program = "build step sve"', r"1: program 'build step sve': operation: given 'sve' \(did you mean save\?\)"),
     ],
 )
 def test_an_error_in_a_scenario_names_its_file(line: str, said: str, tmp_path: Path) -> None:

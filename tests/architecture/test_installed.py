@@ -125,3 +125,12 @@ def test_a_plugin_beside_their_packages_is_found(python: Path, repository: Path)
     program = ["--set", "program=save_three_times", "--set", "model=dense", "--sample", "1"]
     command = ["run", "smoke", "--system", "reference", "--plugin", "my_plugin", *program]
     assert "1 pass" in " ".join(said_by(repository, python.parent / "shardproof", *command).split())
+
+
+def test_a_shipped_trainer_refuses_an_arm_and_not_the_cell(python: Path, repository: Path) -> None:
+    """An installed trainer lies inside of the package: what it raises is no error of shardproof's for that."""
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    cell = ["--set", "way=sharded", "--set", "offload=true", "--set", "mesh=2", "--strength", "1", "--sample", "1"]
+    file = site / "shardproof" / "scenarios" / "trainers" / "optimizers.py"
+    said = said_by(repository, python.parent / "shardproof", "trainer", file, *cell)
+    assert "alike way: only sharded parameters are offloaded" in said

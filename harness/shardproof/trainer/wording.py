@@ -304,6 +304,10 @@ def of_written(held: Written) -> str:
         return EMPTY
     several = f", among them {' of '.join(held.missing[0])}" if len(held.missing) > 1 else ""
     what = f"`save` leaves {_named(held.missing)} out of the checkpoint"
+    if held.no_optimizer:
+        rest = [key for key in held.missing if key[0] not in BESIDE]
+        more = f", and {_named(rest)}" if rest else ""
+        what = f"`save` leaves all state of the optimizer{more} out of the checkpoint"
     return f"{what}: the bytes that were live at the save are in no file{several}."
 
 

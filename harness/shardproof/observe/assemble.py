@@ -179,7 +179,7 @@ class _Inspection:
         return Value(first.dtype, first.shape, bits.tobytes()), problems
 
     def _text(self) -> tuple[Value, list[Problem]]:
-        """A text or plain number, which is one value however long it is: what each rank has is told as it stands."""
+        """The text that most ranks have, as one value however long it is. A conflict tells the text of each rank."""
         pieces = sorted(self.pieces, key=lambda p: p.rank)
         agreed, held = _majority(pieces), dict[bytes, list[Record]]()
         for piece in pieces:

@@ -134,10 +134,7 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     named = first.key.role == EXTRA_STATE
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
-    early = any(problem.key.op < first.key.op for problem in problems)
-    own = (
-        f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
-    )
+    own = f" {NOT_REDUCED}" if after else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
     what = _called(first.key.role, first.key.fqn)
     pieces = f"The ranks' pieces of {what} do not fit together"
     if first.kind == "replica_conflict":

@@ -243,7 +243,8 @@ def test_a_script_that_is_not_there_is_bad_input_and_one_that_it_opens_is_not(tm
     ended, arms, errors = ran(tmp_path, absent)
     assert (ended, arms) == (2, {})
     assert f"--command: script: given '{tmp_path}/trai.py'; allowed: a file that is there; for example: " in errors
-    (tmp_path / "calls.py").write_text(f"import subprocess, sys\nsubprocess.run(['{sys.executable}', 'x.py'], check=True)")
+    calls = f"import subprocess\nsubprocess.run(['{sys.executable}', 'x.py'], check=True)"
+    (tmp_path / "calls.py").write_text(calls)
     ended, arms, _ = ran(tmp_path, absent.replace("trai.py", "calls.py"))
     assert (ended, list(arms)) == (1, ["whole"])
 

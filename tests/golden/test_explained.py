@@ -118,11 +118,11 @@ def test_what_a_checkpoint_holds_is_what_a_rank_wrote_and_copies_are_explained()
     assert "Copies of a value" not in render_explained(samples.mismatch(), KnownIssues())
 
 
-def test_what_is_as_it_was_after_the_operation_before_is_counted_and_not_told_again() -> None:
+def test_what_an_earlier_operation_says_is_counted_and_not_told_again() -> None:
     def conflict(op: int, name: str, detail: str) -> Difference:
         return Difference(Key(op, LIVE, "param", name), "replica_conflict", detail=detail, ranks=(1,))
 
     found = (conflict(1, "a", "x"), conflict(1, "b", "y"), conflict(2, "a", "x"), conflict(2, "b", "z"))
     told = render_explained(replace(samples.mismatch(), differences=found), KnownIssues())
     assert told.count("  x; on rank 1") == 1
-    assert "    b  replica_conflict  z; on rank 1\n  as after the operation before: 1 value of param\n" in told
+    assert "    b  replica_conflict  z; on rank 1\n  as told above: 1 value of param\n" in told

@@ -91,13 +91,13 @@ def _state(page: FailurePage, colour: bool) -> Iterator[str]:
 
 
 def _operations(operations: Sequence[Operation], colour: bool) -> Iterator[str]:
-    """A paragraph for each operation. What is as it was after the one before is counted, and not told again."""
-    before: dict[tuple[str, str], str] = {}
+    """A paragraph for each operation. A value of which an earlier one says the same is counted, and not told again."""
+    before: set[tuple[tuple[str, str], str]] = set()
     for op in operations:
         told = {(role.name, tensor.name): _tensor(tensor) for role in op.roles for tensor in role.tensors}
-        again = {key for key, text in told.items() if before.get(key) == text}
+        again = {key for key, text in told.items() if (key, text) in before}
         yield "\n".join(_operation(op, again, colour))
-        before = told
+        before.update(told.items())
 
 
 def _operation(op: Operation, again: Collection[tuple[str, str]], colour: bool) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _operation(op: Operation, again: Collection[tuple[str, str]], colour: bool) 
             yield f"    {tensor.name:<{width}}  {_tensor(tensor)}"
     if again:
         roles = ", ".join(role.name for role in op.roles if any(name == role.name for name, _ in again))
-        yield f"  as after the operation before: {_values(len(again))} of {roles}"
+        yield f"  as told above: {_values(len(again))} of {roles}"
     if op.has_copies and len(again) < op.size:
         yield f"  {_paint(COPIES, SOFT, colour)}"
 

@@ -13,7 +13,9 @@ An error belongs to whoever owns the innermost frame of its traceback. Three kin
   `harness/shardproof/emulation/functions.py` and is Megatron's. An `AttributeError` in the emulation's own arithmetic
   carries no mark and is ours. Where the emulation lacks a part of the device, the library's call ends in `torch.cuda`,
   which looks for a real one: that is ours too (`asked_of_device`).
-* Everything else is the library's, or that of something it uses.
+* Everything else is the library's, or that of something it uses. So are the trainers that ship with shardproof, as a
+  user's trainer is: what one raises, such as `Unsupported`, is its answer. In a source tree they lie outside of the
+  package, and in an installed one below it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from pathlib import Path
 from traceback import FrameSummary
 from types import ModuleType
 from typing import Any, TypeVar
+
+from shardproof.tables import SHIPPED
 
 E = TypeVar("E", bound=BaseException)
 R = TypeVar("R")
@@ -97,7 +101,7 @@ def is_ours(error: BaseException, frames: Sequence[FrameSummary], folders: Seque
     if not inner_first:
         return False
     file = inner_first[0].filename
-    return file.startswith(tuple(folders))
+    return file.startswith(tuple(folders)) and not file.startswith(f"{SHIPPED}/")
 
 
 def asked_of_device(frames: Sequence[FrameSummary]) -> str:

@@ -125,3 +125,14 @@ def test_a_plugin_beside_their_packages_is_found(python: Path, repository: Path)
     program = ["--set", "program=save_three_times", "--set", "model=dense", "--sample", "1"]
     command = ["run", "smoke", "--system", "reference", "--plugin", "my_plugin", *program]
     assert "1 pass" in " ".join(said_by(repository, python.parent / "shardproof", *command).split())
+
+
+def test_a_shipped_trainer_refuses_an_arm_and_not_the_cell(python: Path, repository: Path) -> None:
+    """An installed trainer lies inside of the package: what it raises is no error of shardproof's for that."""
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    plain = {"mesh": 2, "optimizer": "torch.optim.AdamW", "model": "optimizer_layers", "dtype": "fp32", "groups": "one"}
+    axes = {**plain, "apart": "false", "lr": "number", "halved": "false", "way": "sharded", "offload": "true"}
+    cell = [word for axis, value in axes.items() for word in ("--set", f"{axis}={value}")]
+    file = site / "shardproof" / "scenarios" / "trainers" / "optimizers.py"
+    said = said_by(repository, python.parent / "shardproof", "trainer", file, *cell)
+    assert "alike way: only sharded parameters are offloaded" in said

@@ -11,7 +11,7 @@ import report_samples as samples
 from shardproof.diff import Difference
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.observe.logical import Key
-from shardproof.observe.record import WRITTEN
+from shardproof.observe.record import LIVE, WRITTEN
 from shardproof.protocol.registry import system_named
 from shardproof.report.failure_text import render_explained
 from shardproof.result import Failure, Result
@@ -116,3 +116,13 @@ def test_what_a_checkpoint_holds_is_what_a_rank_wrote_and_copies_are_explained()
     assert "copy 1, on ranks [0], differs from copy 0; as rank 0 wrote it\n" in told
     assert "\n  Copies of a value are numbered from 0" in told
     assert "Copies of a value" not in render_explained(samples.mismatch(), KnownIssues())
+
+
+def test_what_an_earlier_operation_says_is_counted_and_not_told_again() -> None:
+    def conflict(op: int, name: str, detail: str) -> Difference:
+        return Difference(Key(op, LIVE, "param", name), "replica_conflict", detail=detail, ranks=(1,))
+
+    found = (conflict(1, "a", "x"), conflict(1, "b", "y"), conflict(2, "a", "x"), conflict(2, "b", "z"))
+    told = render_explained(replace(samples.mismatch(), differences=found), KnownIssues())
+    assert told.count("  x; on rank 1") == 1
+    assert "    b  replica_conflict  z; on rank 1\n  as told above: 1 value of param\n" in told

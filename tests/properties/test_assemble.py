@@ -105,6 +105,19 @@ def test_replicas_must_agree_bit_for_bit(dtype: str, ranks: int, data: st.DataOb
     assert f"1 of 12 elements, the first at [{row}, {column}]" in problem.detail
 
 
+@given(st.lists(st.text(min_size=1), min_size=2, max_size=5))
+def test_a_text_is_one_value_however_long_it_is(texts: list[str]) -> None:
+    lines = [text.encode() for text in texts]
+    pieces = [whole(3, rank, "param", "a.weight", "utf8", (len(line),), line) for rank, line in enumerate(lines)]
+    values, problems = assemble(pieces)
+    agreed = max(dict.fromkeys(lines), key=lines.count)
+    assert values == {KEY: Value("utf8", (len(agreed),), agreed)}
+    assert [problem.kind for problem in problems] == ["replica_conflict"] * (len({*lines}) > 1)
+    for problem in problems:
+        assert problem.ranks == tuple(rank for rank, line in enumerate(lines) if line != agreed)
+        assert all(repr(text) in problem.detail for text in texts)
+
+
 def test_replica_conflict_inside_shards_names_the_logical_index() -> None:
     _, pieces = sharded((4, 3), "fp32", (3, 2, 1), None)
     pieces[5] = pieces[5]._replace(data=bytes(len(pieces[5].data)))

@@ -12,6 +12,7 @@ import torch
 from shardproof import ownership
 from shardproof.emulation import cuda
 from shardproof.ownership import asked_of_device, folders_of, hand_on, is_ours, is_planted, planted, refused
+from shardproof.trainer import Unsupported
 
 from tests.unit import lent_library
 
@@ -80,6 +81,15 @@ def test_files_of_a_plugins_package_are_ours_and_a_module_alone_is_not() -> None
     (plugin,) = set(folders_of("tests.conformance.torch_zero")) - set(folders_of("json.decoder"))
     assert is_ours(KeyError("x"), frames(LIBRARY, f"{plugin}rank.py"), folders_of("tests.conformance.torch_zero"))
     assert not is_ours(KeyError("x"), frames(LIBRARY, f"{plugin}rank.py"), folders_of("json.decoder"))
+
+
+def test_what_a_shipped_trainer_raises_is_its_own_where_shardproof_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = HERE / "scenarios"  # where a wheel has what stands at the top of the source tree
+    monkeypatch.setattr(ownership, "SHIPPED", installed)
+    assert not is_ours(Unsupported("no"), frames(RANK, str(installed / "trainers" / "optimizers.py")), FOLDERS)
+    assert is_ours(KeyError("x"), frames(str(installed / "trainers" / "optimizers.py"), RANK), FOLDERS)
 
 
 def seen(error: BaseException) -> bool:

@@ -473,7 +473,7 @@ def optimizer(
     \b
     shardproof optimizer torch.optim.AdamW
     shardproof optimizer torch.optim.SGD --arg momentum=0.9 --mesh 2x2x1
-    shardproof optimizer lion_pytorch.Lion --json lion.json
+    shardproof optimizer torch.optim.AdamW --json adamw.json
 
     Exit status: 0 every answer that there is to give is yes, 1 some no, 2 bad input, 3 an answer is unknown, 4 nothing
     could be asked.

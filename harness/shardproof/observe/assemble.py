@@ -164,6 +164,8 @@ class _Inspection:
 
     def result(self) -> tuple[Value | None, list[Problem]]:
         """The value, if the pieces determine one, and the problems found."""
+        if all(map(_is_whole_text, self.pieces)):
+            return self._text()
         unfit = self._dtype_and_shape() or self._sizes()
         if unfit:
             return None, unfit
@@ -175,6 +177,19 @@ class _Inspection:
             detail = f"{missing} of {covered.size} elements are on no rank, the first at {list(at)}"
             return None, [*problems, self._problem("gap", self.pieces, detail)]
         return Value(first.dtype, first.shape, bits.tobytes()), problems
+
+    def _text(self) -> tuple[Value, list[Problem]]:
+        """The text that most ranks have, as one value however long it is. A conflict tells the text of each rank."""
+        pieces = sorted(self.pieces, key=lambda p: p.rank)
+        agreed, held = _majority(pieces), dict[bytes, list[Record]]()
+        for piece in pieces:
+            held.setdefault(piece.data, []).append(piece)
+        value = Value(agreed.dtype, agreed.shape, agreed.data)
+        if len(held) == 1:
+            return value, []
+        told = (f"{data.decode('utf-8', 'replace')!r} on {_on(_ranks(some))}" for data, some in held.items())
+        deviating = [piece for piece in pieces if piece.data != agreed.data]
+        return value, [self._problem("replica_conflict", deviating, ", ".join(told))]
 
     def _problem(self, kind: str, pieces: Iterable[Record], detail: str) -> Problem:
         return Problem(self.key, kind, tuple(sorted({p.rank for p in pieces})), detail)
@@ -293,8 +308,16 @@ def _conflict(replicas: list[Record], agreed: Record, deviating: list[Record]) -
     )
 
 
+def _is_whole_text(piece: Record) -> bool:
+    return piece.dtype == "utf8" and not piece.flat and piece.size == piece.shape == (len(piece.data),)
+
+
+def _on(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
+
+
 def _who(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]} holds" if len(ranks) == 1 else f"each of ranks {list(ranks)} holds"
+    return f"{_on(ranks)} holds" if len(ranks) == 1 else f"each of {_on(ranks)} holds"
 
 
 def _first_of_each_kind(problems: list[Problem]) -> list[Problem]:

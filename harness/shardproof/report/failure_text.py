@@ -6,7 +6,7 @@ tensor with the bits of the first that deviates, the library's calls, and the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.report.failure_page import BitRow, FailurePage, element_of, failure_page
@@ -45,7 +45,7 @@ def render_explained(
         "\n".join(f"  {line}" for line in explanation_lines(result) if not result.arms),
         "\n".join(_arms(result, colour)),
         "\n".join(_state(page, colour)),
-        *("\n".join(_operation(op, colour)) for op in page.operations),
+        *_operations(page.operations, colour),
         "\n".join(_first_element(page, colour)),
         "\n".join(_error(result)),
         "\n".join(_calls(page, colour)),
@@ -90,18 +90,37 @@ def _state(page: FailurePage, colour: bool) -> Iterator[str]:
         yield from (f"  {line}" for line in (*found.read, *found.others))
 
 
-def _operation(op: Operation, colour: bool) -> Iterator[str]:
-    what = "first to diverge" if op.first else "follows"
-    yield f"{_paint(op.name, BOLD, colour)}, {what}: {op.size} value{'s' * (op.size != 1)}"
+def _operations(operations: Sequence[Operation], colour: bool) -> Iterator[str]:
+    """A paragraph for each operation. A value of which an earlier one says the same is counted, and not told again."""
+    before: set[tuple[tuple[str, str], str]] = set()
+    for op in operations:
+        told = {(role.name, tensor.name): _tensor(tensor) for role in op.roles for tensor in role.tensors}
+        again = {key for key, text in told.items() if (key, text) in before}
+        yield "\n".join(_operation(op, again, colour))
+        before.update(told.items())
+
+
+def _operation(op: Operation, again: Collection[tuple[str, str]], colour: bool) -> Iterator[str]:
+    yield f"{_paint(op.name, BOLD, colour)}, {'first to diverge' if op.first else 'follows'}: {_values(op.size)}"
     for role in op.roles:
+        new = [tensor for tensor in role.tensors if (role.name, tensor.name) not in again]
+        if not new:
+            continue
         meaning = f" ({role.meaning})" if role.meaning else ""
         tensors = f"{len(role.tensors)} tensor{'s' * (len(role.tensors) != 1)}"
         yield f"  {_paint(role.name, BOLD, colour)}{meaning}, {tensors}: {role.kinds}"
-        width = min(NAME, max(len(tensor.name) for tensor in role.tensors))
-        for tensor in role.tensors:
+        width = min(NAME, max(len(tensor.name) for tensor in new))
+        for tensor in new:
             yield f"    {tensor.name:<{width}}  {_tensor(tensor)}"
-    if op.has_copies:
+    if again:
+        roles = ", ".join(role.name for role in op.roles if any(name == role.name for name, _ in again))
+        yield f"  as told above: {_values(len(again))} of {roles}"
+    if op.has_copies and len(again) < op.size:
         yield f"  {_paint(COPIES, SOFT, colour)}"
+
+
+def _values(number: int) -> str:
+    return f"{number} value{'s' * (number != 1)}"
 
 
 def _tensor(tensor: Tensor) -> str:

@@ -114,7 +114,8 @@ class Operation:
     @property
     def has_copies(self) -> bool:
         """Whether copies of a value differ, so that a reader needs `COPIES`."""
-        return any(d.kind == "replica_conflict" for r in self.roles for t in r.tensors for d in t.differences)
+        conflicts = (d for r in self.roles for t in r.tensors for d in t.differences if d.kind == "replica_conflict")
+        return any("copy " in d.detail or "copies " in d.detail for d in conflicts)
 
     @property
     def size(self) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.every_mesh import OF_A_RANK, ROLES, is_transient
+from shardproof.trainer.every_mesh import BESIDE, OF_A_RANK, ROLES, is_transient
 
 LEAST_BYTES = 16
 PIECE = 8
@@ -41,13 +41,15 @@ LEAST_SHARE = 0.25
 class Written:
     """missing: (role, name) of what is in no file. looked_for: how many values. empty: there is no file at all.
     converted: the files hold next to none of the parameters, so that they have another form there.
-    too_small: (role, name) of texts, and of values that are too short or too uniform to be found by their bytes."""
+    too_small: (role, name) of texts, and of values that are too short or too uniform to be found by their bytes.
+    no_optimizer: nothing is in the files of all that optimizers keep beside parameters, as far as it was looked for."""
 
     missing: tuple[tuple[str, str], ...]
     looked_for: int
     empty: bool = False
     converted: bool = False
     too_small: tuple[tuple[str, str], ...] = ()
+    no_optimizer: bool = False
 
     def differences(self, op: int) -> list[Difference]:
         """What is missing, as differences of the operation that saved."""
@@ -92,7 +94,10 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
         return Written((), len(wanted), converted=True)
     found_out = {key for key in wanted if len(wanted[key].data) >= least or key not in missing}
     too_small = tuple(key for key, value in owed.items() if key not in found_out and value.data)
-    return Written(tuple(key for key in missing if key in found_out), len(found_out), too_small=too_small)
+    lost = tuple(key for key in missing if key in found_out)
+    beside = {key for key in wanted if key[0] in BESIDE}
+    no_optimizer = any(key in beside for key in lost) and beside <= {*missing}
+    return Written(lost, len(found_out), too_small=too_small, no_optimizer=no_optimizer)
 
 
 def nameless(keys: Iterable[tuple[str, str]], names: Iterable[str]) -> tuple[str, ...]:

@@ -204,9 +204,9 @@ class Judge(Judging):
         self.found.append(ArmResult(TIED, verdict.value, wording.never_tied(unseen, unknown), ()))
 
     def _twin(self) -> None:
-        if WHOLE in self.failures or not self.exact:
-            return
         ops = [op for op in self.whole.ops if op.index in self._by_op]
+        if WHOLE in self.failures or not ops:
+            return
         found: list[Difference] = []
         try:
             for op, expected, observed in stepped(self.scenario, ops, self.told, self._by_op):

@@ -145,13 +145,25 @@ class Judging:
             why = wording.ALL_UNSTEADY if self.unsteady else wording.NOTHING_IN_COMMON
             self.not_compared(name, "; ".join([why, *notes]))
             return
-        verdict = Verdict.MISMATCH if found else Verdict.PASS
+        parted = not found and self._parted(name)
+        verdict = Verdict.MISMATCH if found or parted else Verdict.PASS
         made = mechanism(found, self.between) if found and self.between else ""
         said = " ".join(filter(None, (sentence, made))) if found else ""
-        if found and {(d.key.role, d.key.fqn) for d in found} <= {(p.key.role, p.key.fqn) for p in self.problems}:
+        disagreed = {p.key[2:] for p in self.problems}
+        if parted or (found and {d.key[2:] for d in found} <= disagreed):
             said = wording.SAME_AS_AGREE
         self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
+
+    def _parted(self, name: str) -> bool:
+        """Whether ranks disagree in the session of that name about what they agree on in the uninterrupted one. What is
+        compared is what most of them have, which may be right."""
+        session = next((session for session in self.sessions if session.name == name), None)
+        if session is None:
+            return False
+        spans = [range(each.ops[0].index, each.ops[-1].index + 1) for each in (session, self.whole)]
+        own, always = ({p.key[2:] for p in self.problems if p.key.op in span} for span in spans)
+        return bool(own - always)
 
     def not_compared(self, name: str, why: str) -> None:
         """An arm that nothing can be said of: never a pass."""

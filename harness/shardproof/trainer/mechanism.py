@@ -139,14 +139,19 @@ def _through(value: Value, half: str) -> npt.NDArray[np.generic]:
 
 def _exchanged(pairs: Sequence[Pair], between: Between) -> str:
     sources = [_source(pair, between) for pair in pairs]
-    if not all(sources):
+    (role, name), source = pairs[0].name, sources[0]
+    if source is None or not all(sources):
         return ""
-    return f"The values are those of other tensors: {pairs[0].name[1]} has that of {sources[0]}."
+    if source[0] == role:
+        return f"The values are those of other tensors: {name} has that of {source[1]}."
+    return f"The values are those of other tensors: {role} of {name} has its {source[0]}."
 
 
-def _source(pair: Pair, between: Between) -> str:
-    alike = (name for name, value in between.expected.items() if name[0] == pair.name[0] and value == pair.observed)
-    return next((name[1] for name in alike if name != pair.name), "")
+def _source(pair: Pair, between: Between) -> Name | None:
+    """Which tensor has the observed value: one of the same role, or of the same parameter."""
+    role, name = pair.name
+    alike = (key for key, value in between.expected.items() if value == pair.observed and key != pair.name)
+    return next((key for key in alike if key[0] == role or (key[1] == name and key[0] in ALIKE_ROLES)), None)
 
 
 def _scaled(pairs: Sequence[Pair], between: Between) -> str:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from shardproof.observe.record import WRITTEN
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.described import Described
 from shardproof.trainer.wording import SAME_AS_AGREE
@@ -96,7 +97,10 @@ def _cell(result: Result) -> list[str]:
     if not result.arms:
         return [*lines, *(f"    {line}" for line in result.reason.splitlines()[:6])]
     same = [arm.name for arm in result.arms if arm.sentence == SAME_AS_AGREE]
-    lines += [line for arm in result.arms if arm.name not in same for line in _arm(arm)]
+    first = result.headline_arm
+    cause = [first] if first and first.name == WRITTEN else []  # what a load then lacks follows from it
+    arms = [*cause, *(arm for arm in result.arms if arm not in cause)]
+    lines += [line for arm in arms if arm.name not in same for line in _arm(arm)]
     return [*lines, *([f"    the same in {len(same)} more: {', '.join(same)}"] if same else [])]
 
 

@@ -44,6 +44,11 @@ ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam"
 
 FP32 = "fp32"
 
+NO_PROBE = (
+    "the model does not come from self.probe, whose right gradients are known; so a mistake that every run makes "
+    "alike, such as gradients that are summed twice, cannot be seen"
+)
+
 Name = tuple[str, str]
 Values = Mapping[Name, Value]
 
@@ -90,7 +95,7 @@ def stepped(
     """
     first = told.get(ops[0].index)
     if first is None or not first.models:
-        raise NoTwin("no model came from self.probe")
+        raise NoTwin(NO_PROBE)
     known = _parameters(scenario, ops[0], first, observed[ops[0].index])
     if any(told[op.index].stepped != first.stepped for op in ops):
         raise NoTwin("the optimizers, or the parameters that they step, change along the way")

@@ -11,7 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
-from shardproof.compare.text import WORDS
 from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
 from shardproof.oracle.extra_state import EXTRA_STATE
@@ -117,18 +116,19 @@ def _method(error: Failure, trainer: Described) -> str:
 
 def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str:
     """Pieces that do not make a whole, with the arm and the operation after which they are first seen."""
-    first = problems[0]
+    first = min(problems, key=lambda problem: (problem.key.op, problem.key.role != "param"))
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
     told = "".join(f", in {name} after {_at(op)}" for name, op in where)
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    others = len({problem.key[2:] for problem in problems}) - 1
+    more = f", and {others} more value{'s' * (others > 1)}" if others else ""
     named = first.key.role == EXTRA_STATE
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
-    early = any(problem.key.op < first.key.op for problem in problems)
-    own = (
-        f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
-    )
-    pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
+    own = f" {NOT_REDUCED}" if after else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
+    what = _called(first.key.role, first.key.fqn)
+    pieces = f"The ranks' pieces of {what} do not fit together"
+    if first.kind == "replica_conflict":
+        pieces = f"The ranks do not have the same {what}"
     return f"{pieces}{told}: {first.detail}{more}.{own}"
 
 
@@ -205,7 +205,7 @@ def of_twin(found: Sequence[Difference]) -> str:
         return ""
     return (
         f"torch's optimizer on whole tensors, with the mean of the ranks' gradients, comes to other values: "
-        f"{_what(found)} differ. {_first(found)} Where the trainer clips, scales or accumulates gradients, call "
+        f"{_differ(found)}. {_first(found)} Where the trainer clips, scales or accumulates gradients, call "
         "self.probe with twin=False."
     )
 
@@ -220,13 +220,13 @@ def of_saving(found: Sequence[Difference], *, at_once: bool) -> str:
             f"Saving changed {first.key.role} {first.key.fqn} from {_number(first.expected_first)} to "
             f"{_number(first.observed_first)}."
         )
-    return f"A run that saves goes on differently from one that does not: {_what(found)} differ."
+    return f"A run that saves goes on differently from one that does not: {_differ(found)}."
 
 
 def of_cut(found: Sequence[Difference]) -> str:
     """A run that was to stop early, and did other things before."""
     return (
-        f"The run that stops early is not the beginning of the longer one: {_what(found)} differ. Does a schedule "
+        f"The run that stops early is not the beginning of the longer one: {_differ(found)}. Does a schedule "
         "depend on `until`?"
     )
 
@@ -254,7 +254,7 @@ def of_resumed(
     unseen = not after  # a trainer with fit is observed after steps alone
     step = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
     when = "Right after the load" if after_load else step
-    return f"{when} {_what(found)} differ from the run that went on without a break. {_first(found)}"
+    return f"{when} {_differ(found)} from the run that went on without a break. {_first(found)}"
 
 
 STARTS_AGAIN = {
@@ -268,7 +268,7 @@ STARTS_AGAIN = {
 def of_used(found: Sequence[Difference]) -> str:
     """What a load into a trainer that has stepped leaves behind."""
     return (
-        f"A trainer that has stepped before it loads is left with something of its own: {_what(found)} differ from a "
+        f"A trainer that has stepped before it loads is left with something of its own: {_differ(found)} from a "
         f"fresh one that loads. {_first(found)}"
         if found
         else ""
@@ -280,9 +280,9 @@ def of_mesh(found: Sequence[Difference], mesh: str, *, at_load: bool) -> str:
     if not found:
         return ""
     if at_load:
-        return f"Loaded on mesh {mesh}, {_what(found)} differ from what was saved. {_first(found)}"
+        return f"Loaded on mesh {mesh}, {_differ(found)} from what was saved. {_first(found)}"
     what = "steps come to other values than on the mesh that saved"
-    return f"After a load on mesh {mesh}, {what}: {_what(found)} differ. {_first(found)}"
+    return f"After a load on mesh {mesh}, {what}: {_differ(found)}. {_first(found)}"
 
 
 def of_written(held: Written) -> str:
@@ -291,6 +291,10 @@ def of_written(held: Written) -> str:
         return EMPTY
     several = f", among them {' of '.join(held.missing[0])}" if len(held.missing) > 1 else ""
     what = f"`save` leaves {_named(held.missing)} out of the checkpoint"
+    if held.no_optimizer:
+        rest = [key for key in held.missing if key[0] not in BESIDE]
+        more = f", and {_named(rest)}" if rest else ""
+        what = f"`save` leaves all state of the optimizer{more} out of the checkpoint"
     return f"{what}: the bytes that were live at the save are in no file{several}."
 
 
@@ -316,7 +320,7 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     loser = "checkpoint" if wins == "run" else "run"
     if not found:
         return ""
-    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_what(found)} differ. {_first(found)}"
+    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_differ(found)}. {_first(found)}"
 
 
 def of_alike(found: Sequence[Difference], first: str, own: str, share: float) -> str:
@@ -329,7 +333,7 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float) ->
         return ""
     told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far."
     axis = first.partition("=")[0]
-    what = f"{axis} must not matter, but {first} and {own} come to different values: {_what(found)} differ."
+    what = f"{axis} must not matter, but {first} and {own} come to different values: {_differ(found)}."
     return f"{what} {_of_each(found[0], first, own)}{told} Which of the two is right, this arm cannot tell."
 
 
@@ -371,7 +375,11 @@ def seen_too_little(names: Sequence[str], number: int) -> str:
     return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
 
 
-AGAIN = {**WORDS, "missing": "not there any more", "extra": "was not there before"}
+AGAIN = {
+    "missing": "is not there any more", "extra": "was not there before", "kind": "is no tensor any more, or now is one",
+    "dtype": "has another dtype", "shape": "has another shape", "gap": "has gaps", "overlap": "has overlaps",
+    "bits": "has other bits", "value": "has another value",
+}  # fmt: skip
 """What became of a value between a load and the save after it."""
 
 
@@ -379,14 +387,19 @@ def of_again(found: Sequence[EntryDifference]) -> str:
     """What a checkpoint lost on its way through a load and a save; empty if nothing."""
     if not found:
         return ""
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    one = found[0]
-    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}): {AGAIN[one.kind]}{more}."
+    others = len(found) - 1
+    more = f", and {others} more value{'s differ' if others > 1 else ' differs'}" if others else ""
+    return f"What is saved right after a load is not what was loaded: {found[0].name} {AGAIN[found[0].kind]}{more}."
 
 
 def _what(found: Sequence[Difference]) -> str:
     """The values that differ, grouped by role as `_named` groups names."""
     return _named((one.key.role, one.key.fqn) for one in found)
+
+
+def _differ(found: Sequence[Difference]) -> str:
+    """The values that differ, with the verb."""
+    return f"{_what(found)} differ{'s' * (len({d.key[2:] for d in found}) == 1)}"
 
 
 def _named(keys: Iterable[tuple[str, str]]) -> str:
@@ -425,6 +438,8 @@ def _value(one: Difference) -> str:
 
 def _called(role: str, name: str) -> str:
     """A name with its role, unless it begins with it, as that of a scheduler does, or is of the trainer's own."""
+    if role == "setting":
+        return f"setting {name}"
     return name if role == EXTRA_STATE or name.startswith(f"{role}.") else f"{role} of {name}"
 
 

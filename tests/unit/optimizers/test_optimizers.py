@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from shardproof.optimizers.answers import (
     is_statement,
 )
 from shardproof.optimizers.examine import TRAINER
+from shardproof.optimizers.rank.trial import serve
 from shardproof.optimizers.request import Asked, asked, written
 from shardproof.protocol import registry
 from shardproof.protocol.plugin_modules import load_plugins
@@ -209,3 +211,9 @@ def test_what_a_constructor_raises_of_its_own_is_a_refusal() -> None:
 )
 def test_exit_statuses(answers: list[str], status: ExitStatus) -> None:
     assert exit_status(AnsweredQuestion("sharded", Answer(answer)) for answer in answers) is status
+
+
+def test_a_module_that_is_not_here_is_said_to_be_absent_and_how_to_bring_it() -> None:
+    reply = json.loads(serve(json.dumps({"path": "no_such_optimizers.Lion", "arguments": []}).encode()))
+    assert "there is no module no_such_optimizers" in reply["wrong"]["allowed"]
+    assert "with pip" in reply["wrong"]["allowed"]

@@ -41,8 +41,12 @@ def test_what_is_in_no_file_is_missing_but_for_what_may_be(tmp_path: Path) -> No
     (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data)
     assert held(tmp_path).missing == (("exp_avg", "w"),)
     assert held(tmp_path, "exp_avg *").missing == ()
+    told = "`save` leaves all state of the optimizer out of the checkpoint: the bytes that were live at the save "
+    assert wording.of_written(held(tmp_path)) == f"{told}are in no file."
+    more = {**LIVE, ("exp_avg", "v"): value(6), ("param", "v"): value(5)}
+    (tmp_path / "b.bin").write_bytes(value(5).data + value(6).data)
     told = "`save` leaves exp_avg of w out of the checkpoint: the bytes that were live at the save are in no file."
-    assert wording.of_written(held(tmp_path)) == told
+    assert wording.of_written(written(tmp_path, more, ())) == told
 
 
 def test_a_lost_row_is_missing_although_nine_tenths_are_there(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_values_of_other_tensors() -> None:
     assert told({**RIGHT, **swapped}) == "The values are those of other tensors: a has that of b."
 
 
+def test_values_of_the_same_parameter() -> None:
+    swapped = {f"{role} {name}": RIGHT[f"{other} {name}"] for name in ("a", "b")
+               for role, other in (("param", "exp_avg"), ("exp_avg", "param"))}  # fmt: skip
+    assert told(swapped) == "The values are those of other tensors: param of a has its exp_avg."
+
+
 @pytest.mark.parametrize("factor", [0.5, 1.058, 2.0**-16, 1024.0])
 def test_one_factor_on_every_change(factor: float) -> None:
     wrong = {name: BEFORE[name] + np.float32(factor) * (right - BEFORE[name]) for name, right in RIGHT.items()}

@@ -238,6 +238,17 @@ def test_a_command_that_writes_nothing_is_refused(tmp_path: Path) -> None:
     assert "what it wrote into {folder}: given 'nothing" in errors
 
 
+def test_a_script_that_is_not_there_is_bad_input_and_one_that_it_opens_is_not(tmp_path: Path) -> None:
+    absent = f"{sys.executable} {tmp_path}/trai.py --out {{folder}} --until {{until}}"
+    ended, arms, errors = ran(tmp_path, absent)
+    assert (ended, arms) == (2, {})
+    assert f"--command: script: given '{tmp_path}/trai.py'; allowed: a file that is there; for example: " in errors
+    calls = f"import subprocess\nsubprocess.run(['{sys.executable}', 'x.py'], check=True)"
+    (tmp_path / "calls.py").write_text(calls)
+    ended, arms, _ = ran(tmp_path, absent.replace("trai.py", "calls.py"))
+    assert (ended, list(arms)) == (1, ["whole"])
+
+
 @pytest.mark.real
 @pytest.mark.nightly
 def test_a_sound_script_passes_on_two_ranks_and_on_one(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_state_that_is_there_at_first_is_gone_on_from() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"models": []}, "no model came from self.probe"),
+        ({"models": []}, "the model does not come from self.probe"),
         ({"declined": True}, "twin=False"),
         ({"models": [("dense", "fp32"), ("tied", "fp32")]}, "more than one model"),
         ({"optimizers": []}, "no optimizer was found"),

@@ -31,6 +31,10 @@ def serve(payload: bytes) -> bytes:
 def _class(asked: Asked) -> tuple[Any, dict[str, Any] | None]:
     try:
         module = importlib.import_module(asked.module)
+    except ModuleNotFoundError as error:
+        allowed = f"a class of a module that imports here: there is no module {error.name}, so install the package "
+        allowed += "that has it beside shardproof with pip, or name an environment that has it with --python"
+        return None, _wrong("IMPORT.PATH", asked.path, allowed)
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return None, _wrong("IMPORT.PATH", asked.path, f"a class of a module that imports here ({why})")

@@ -15,15 +15,18 @@ well; on another number of ranks, values that depend on the order of sums and on
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from shardproof.errors import UsageError
 from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.asked import FORM
 from shardproof.trainer.command.checkpoints import Checkpoint, Compared, change_values, compared
+from shardproof.trainer.command.process import absent_script
 from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.verdict import Verdict
 
@@ -82,9 +85,20 @@ class CommandArms:
             return first
         return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(first.sentence))
 
+    def _require_script(self, whole: Ran) -> None:
+        """Refuse a command whose script is not there: it says nothing about any training.
+
+        Raises:
+            UsageError: Python did not find a script that the command names, and nothing was written.
+        """
+        absent = "" if whole.ended_well or whole.checkpoints else absent_script(whole.log)
+        if absent and any(Path(word).name == Path(absent).name for word in shlex.split(self.asked.text)):
+            raise UsageError.of("--command: script", absent, "a file that is there", FORM)
+
     def twice(self) -> ArmResult:
         """Whether two whole runs come to the same; what does not is left out of what follows."""
         whole = self.whole
+        self._require_script(whole)
         twice = self.runs.of(TWICE, self.asked.whole, patience=1 if whole.ended_well else 2)
         if not whole.ended_well:
             failed = text.of_failure(WHOLE, whole)

@@ -33,6 +33,9 @@ ECHO = re.compile(r"Connection (?:closed|reset|refused)|Broken pipe|remote (?:wo
 LAUNCHERS = ("ChildFailedError", "CalledProcessError")
 """What a launcher raises because its workers failed: why they did stands above."""
 
+NO_SCRIPT = re.compile(r"can't open file '(.+)': \[Errno 2\]")
+"""What Python says of a script that is not there."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -90,6 +93,12 @@ def said_last(log: Path) -> str:
     own = [line for line in own if not ECHO.search(line)] or own
     words = [line for line in lines if any(char.isalnum() for char in line)]
     return next(reversed(own or words), "it said nothing")
+
+
+def absent_script(log: Path) -> str:
+    """The script that Python did not find, as a run's output says it; empty where it says no such thing."""
+    found = (NO_SCRIPT.search(line) for line in _lines_of(log))
+    return next((one[1] for one in found if one), "")
 
 
 def _lines_of(log: Path) -> list[str]:

@@ -92,8 +92,9 @@ def _scales(case: FailureCase, store: Store) -> Scene:
     ops = tuple(op for op in case.ops if op.kind != "step")
     scale = case.scenario.optimizer.loss_scale or 1.0
     asked = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype)) | {"hysteresis": "1"}
-    kept = ("optimizer", "lr", "fp16", "params_dtype", "initial_loss_scale", "hysteresis", "use_distributed_optimizer")
-    step = step_lines('model(torch.full((1,), x, device="cuda")).sum()')
+    kept = ("lr", "fp16", "params_dtype", "initial_loss_scale", "hysteresis")
+    step = step_lines('model(torch.full((1,), x, device="cuda")).sum()')[:-1]
+    lines = build_lines(case, store, {name: value for name, value in asked.items() if name in kept})
     return Scene(
         case.only(ops),
         "Its loss is the sum of a dense parameter, and of one of an expert times the input.",
@@ -105,15 +106,15 @@ def _scales(case: FailureCase, store: Store) -> Scene:
         "loss scales of the dense and the expert optimizer after an expert's gradient has overflowed, and an expert's "
         "gradient in the step after it",
         f"({[scale / 2] * 2!r}, {1 / case.ops[-1].mesh.dp})",
-        "(scales, gradient)",
+        "([dense.get_loss_scale().item(), expert.get_loss_scale().item()], expert.get_parameters()[0].grad[0].item())",
         {
-            "build": "\n".join(build_lines(case, store, {n: v for n, v in asked.items() if n in kept})),
+            "build": "\n".join(lines).replace("use_distributed_optimizer=True", ""),  # which it does not depend on
             "overflow": "\n".join(
                 [
                     'for x in (float("inf"), 1.0):  # a step that overflows, and one that does not',
                     *(f"    {line}" for line in step),
-                    "scales = [one.get_loss_scale().item() for one in optimizer.chained_optimizers]",
-                    "gradient = optimizer.chained_optimizers[1].get_parameters()[0].grad[0].item()",
+                    "    optimizer.prepare_grads()  # what optimizer.step() begins with",
+                    "dense, expert = optimizer.chained_optimizers",
                 ]
             ),
         },

@@ -131,7 +131,11 @@ def _advanced(case: FailureCase, store: Store) -> Scene:
         "by how much one step after the load advances Adam's counter of steps",
         "1.0",
         f"{read} - loaded",
-        {"build": "\n".join(build_lines(case, store, adam(case))), "load": "\n".join([*lines, f"loaded = {read}"])},
+        {
+            "build": "\n".join(build_lines(case, store, adam(case))),
+            "step": "model(torch.ones(1, device=\"cuda\")).sum().backward()\noptimizer.step()",
+            "load": "\n".join([*lines, f"loaded = {read}"]),
+        },
         forward="x + self.a.sum() + self.b.sum()",
     )
 

@@ -28,7 +28,9 @@ def draft_error_script(case: FailureCase, store: Store) -> Draft | None:
     own = scenario.offload.fraction or scenario.expert_parallel > 1 or groups.scheduled(case) or groups.own_groups(case)
     plain = not own and scenario.model == "dense" and not scenario.options and not store.fully_parallel
     shown = case.focus.kind == RAISES and case.focus.op.kind == "load" and case.ops[-1].mesh.tp == 1 and not store.fsdp
-    if case.whole or error is None or not (shown and plain and len(case.parts) == 1):
+    kinds = [op.kind for op in case.ops]
+    stepped = "step" in kinds and "save" in kinds and kinds.index("step") < kinds.index("save")
+    if case.whole or error is None or not (shown and plain and stepped and len(case.parts) == 1):
         return None
     rates = f"{error.type}: {error.message}".startswith(OF_RATES)
     return drafted(_loaded(case, store, rates=rates), store)
@@ -48,7 +50,9 @@ def _loaded(case: FailureCase, store: Store, *, rates: bool) -> Scene:
     config = {name: value for name, value in asked.items() if name not in PLAIN}
     config["lr"] = f"{LR} if $number == 0 else {2 * LR}" if rates else repr(LR)
     made = ["model = MegatronModule(CONFIG)", f"model.weight = nn.Parameter({tensor(case, '4')})"]
-    lines = [new for line in build_lines(case, store, config) for new in (made if line == "model = Model()" else [line])]
+    lines = [
+        new for line in build_lines(case, store, config) for new in (made if line == "model = Model()" else [line])
+    ]
     return Scene(
         case.only(tuple(op for op in ops if op not in steps[1:])),
         "",

@@ -133,7 +133,7 @@ def _advanced(case: FailureCase, store: Store) -> Scene:
         f"{read} - loaded",
         {
             "build": "\n".join(build_lines(case, store, adam(case))),
-            "step": "model(torch.ones(1, device=\"cuda\")).sum().backward()\noptimizer.step()",
+            "step": 'model(torch.ones(1, device="cuda")).sum().backward()\noptimizer.step()',
             "load": "\n".join([*lines, f"loaded = {read}"]),
         },
         forward="x + self.a.sum() + self.b.sum()",

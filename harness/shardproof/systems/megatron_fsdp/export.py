@@ -58,6 +58,8 @@ def draft_script(case: FailureCase) -> Draft:
         "holds": f'any("{focus.role}" in name for name in {STORED})',
     }
     value = "step_of(model, optimizer)" if focus.role == "step" else "read(model, optimizer)"
+    if _is_linear(case):
+        value = f'optimizer.state[model.module.{flat(focus.fqn)}]["{focus.role}"].to_local().clone()'
     if stepped or focus.role == "param" or (focus.role == "master" and not CONTRACT.masters_in_state(scenario)):
         value = f"model.module.{flat(focus.fqn)}.detach().to_local()"
     if focus.kind == TRAINED:
@@ -243,10 +245,23 @@ def _blocks(case: FailureCase) -> list[str]:
     own = [m for m in case.spec.modules if any(f"{m.path}.{p.name}" == case.focus.fqn for p in m.params)]
     groups = "one_call" in case.scenario.options  # which need each other
     modules = own if own and not groups else [m for m in case.spec.modules if m.params]
+    if _is_linear(case):
+        rows, columns = case.spec.param(case.focus.fqn).spec.shape
+        return [f"{own[0].path}=nn.Linear({columns}, {rows})"]
     return [
         f"{m.path.replace('.', '_')}=Block({', '.join(_parameter(case, p) for p in m.params if not p.tied_to)})"
         for m in modules
     ]
+
+
+def _is_linear(case: FailureCase) -> bool:
+    """Whether it is about what a checkpoint makes of FusedAdam's moments of a weight: a layer of torch's own shows
+    it."""
+    moment = case.focus.kind == KEPT and case.focus.role in ("exp_avg", "exp_avg_sq")
+    if case.whole or not moment or not CONTRACT.fused(case.scenario) or case.ops[-1].mesh.tp > 1:
+        return False
+    own = case.spec.param(case.focus.fqn)
+    return own.spec.name == "weight" and len(own.spec.shape) == 2 and not own.module.path.count(".")
 
 
 def _parameter(case: FailureCase, p: ParamSpec) -> str:
@@ -291,7 +306,7 @@ def _build(case: FailureCase) -> list[str]:
     made = _made(_blocks(case), "Model" if _skipped(case) else "nn.Sequential")
     if "meta" in scenario.options:
         made = ['with torch.device("meta"):', *(f"    {line}" for line in made)]
-    elif any("randn" in line for line in made):
+    elif any("randn" in line or "Linear" in line for line in made):
         lines.append("torch.manual_seed($number)")
     lines += [*made, *_frozen(case)]
     lines += [f"model.{flat(p.fqn)} = model.{flat(p.spec.tied_to)}" for p in case.spec.params if p.spec.tied_to]
@@ -341,7 +356,7 @@ def _arguments(case: FailureCase) -> dict[str, str]:
             "hybrid_fsdp_group": 'mesh["dp_replicate"\x1f"dp_shard"]._flatten("dp").get_group()'.replace("\x1f", ",")
         }
     given |= {} if "no_tp_dim" in options else {"tp_dim": '"tp"'}
-    given |= {"fsdp_unit_modules": "[Block]"}
+    given |= {"fsdp_unit_modules": "[nn.Linear]" if _is_linear(case) else "[Block]"}
     strategy = STRATEGIES[scenario.sharding]
     given |= {} if strategy == "optim_grads_params" else {"zero_dp_strategy": f'"{strategy}"'}
     words = {
@@ -399,6 +414,8 @@ def _optimizer(case: FailureCase) -> str:
 def _step(case: FailureCase) -> list[str]:
     scenario, count = case.scenario, case.scenario.microbatches
     loss = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
+    if _is_linear(case):
+        loss = f'model(torch.ones({case.spec.param(case.focus.fqn).spec.shape[1]}, device="cuda")).sum()'
     if _is_stepped(case):
         loss = f"({loss} * (dist.get_rank() + 1))"
     scaled = bool(scenario.optimizer.loss_scale)

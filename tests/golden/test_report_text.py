@@ -60,7 +60,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
 
 not finished: 1 planned scenarios have no verdict ({missing})
 unsupported: 2 × torch-fsdp2: FSDP2 offloads all of a unit or nothing
-equivalent: 1 × torch-fsdp2: exp_avg equivalent: zeros
+equivalent: 1 × torch-fsdp2: exp_avg: zeros
 excluded: 120 combinations for 1 reason, see the report
 
 3 pass, 3 new, 1 known, 2 unsupported, 1 unknown

@@ -3,7 +3,7 @@
     plain_script.py FOLDER UNTIL [WORD]...
 
 Words: `renames` writes a new file first, `syncs` it, `begins-anew` where the file cannot be read, `trusts` a file that
-ends early, `fails`, `hangs`.
+ends early, `fails`, `hangs`; `links` keeps a folder for each step, and a symbolic link to the latest.
 """
 
 import json
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 folder, until, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-last = folder / "last.safetensors"
+last = folder / ("LATEST/last.safetensors" if "links" in words else "last.safetensors")
 ELEMENTS = 1024
 STEP = 4 * ELEMENTS
 HEADER = json.dumps(
@@ -57,6 +57,14 @@ if last.exists():
             sys.exit(f"cannot read the checkpoint: {error}")
 while step < until:
     step, value = step + 1, value * 1.5 + step
+    if "links" in words:
+        inside, link = folder / f"step_{step}", folder / "NEW"
+        inside.mkdir(exist_ok=True)
+        write(inside / last.name, step, value)
+        link.unlink(missing_ok=True)
+        link.symlink_to(inside.name)
+        link.replace(folder / "LATEST")
+        continue
     fresh = last.with_suffix(".new") if "renames" in words else last
     write(fresh, step, value)
     fresh.replace(last)

@@ -64,7 +64,7 @@ def resilience(
     shardproof resilience --command 'python train.py --out {folder} --max-steps {until}'
 
     Exit status: 0 every load gave a whole state or an error, 1 one gave something else, hung or crashed, a save lied,
-    or a command began anew, 2 bad input, 130 interrupted.
+    or a command began anew or ended with an error, 2 bad input, 130 interrupted.
     """
     from shardproof.resilience import scorecard
     from shardproof.resilience.progress import Progress
@@ -136,7 +136,7 @@ def _tried_command(
         tried, trace = commands.replay_command(trial, runs)
         print(scorecard.render_trial(tried, trace), end="")
         print(f"the folder that the command found: {folder / 'state'}; what it left: {folder / 'kept' / 'trial'}")
-        return ExitStatus.FAILURE if tried.outcome in scorecard.WRONG else ExitStatus.OK
+        return ExitStatus.FAILURE if tried.outcome in scorecard.WRONG_OF_COMMANDS else ExitStatus.OK
     trials = trials or commands.TRIALS
     with Progress(sys.stderr) as progress:
         request = ResilienceRequest((), trials, seed, deadline_s, out=folder, watch=progress)

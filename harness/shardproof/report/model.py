@@ -337,11 +337,15 @@ class Report:
         return [(system, line.removeprefix(HIDDEN), n) for (system, line), n in Counter(lines).most_common()]
 
     def normalisations(self) -> list[tuple[str, str, int]]:
-        """(system, what was equivalent, number of scenarios), most frequent first."""
-        found = Counter(
-            pair for r in self.results for pair in {(r.system, f"{describe(d)}: {d.detail}") for d in r.normalisations}
-        )
-        return [(system, what, n) for (system, what), n in found.most_common()]
+        """(system, what was equivalent and why, number of scenarios), most frequent first; a line for each reason."""
+        found: Counter[tuple[str, str]] = Counter()
+        what: dict[tuple[str, str], set[str]] = {}
+        for result in self.results:
+            for difference in result.normalisations:
+                described = describe(difference).removesuffix(f" {difference.kind}")
+                what.setdefault((result.system, difference.detail), set()).add(described)
+            found.update({(result.system, difference.detail) for difference in result.normalisations})
+        return [(one[0], f"{', '.join(sorted(what[one]))}: {one[1]}", n) for one, n in found.most_common()]
 
 
 def place_of(command: Sequence[str]) -> str:

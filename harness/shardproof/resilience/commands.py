@@ -8,7 +8,7 @@ checkpoint is compared with that of the recorded run:
 
     resumed   equal: the run came to the end that it would have come to without a kill
     anew      equal to a run from the beginning, though there was a checkpoint: the steps before are lost
-    error     the command fails: somebody has to repair the folder by hand
+    error     the command fails, and would however often it is started: somebody has to repair the folder by hand
     silent    it ends well, with another checkpoint
     hang      it does not end. crash: a signal ended it
     unsteady  two tries in the same folder did not come to the same
@@ -92,7 +92,7 @@ class CommandTrials:
         """The trial of a state. A wrong outcome counts once it came again."""
         planned = planned_crash(state, self.trace)
         first = self._tried(state)
-        if first.outcome not in ("resumed", "error") and self._tried(state, patience=2).outcome != first.outcome:
+        if first.outcome != "resumed" and self._tried(state, patience=2).outcome != first.outcome:
             first = TrialVerdict("unsteady", f"{first.outcome} in one of two tries: {first.why}")
         return FinishedTrial(state.label, state.kind, planned.what, first.outcome, first.why)
 
@@ -141,7 +141,7 @@ def is_between_files(state: State, events: Sequence[Event]) -> bool:
 def _set_times(folder: Path, state: State, trace: Trace, base: Path) -> None:
     """Give files and folders times of change in the order in which the run changed them: some scripts choose by them
     which checkpoint is the newest."""
-    before = sorted(trace.base, key=lambda path: (base / path).stat().st_mtime_ns)
+    before = sorted(trace.base, key=lambda path: (base / path).lstat().st_mtime_ns)
     order = {path: number - len(before) for number, path in enumerate(before)}
     for number, event in enumerate(trace.events[: state.crash], 1):
         if not event.kind.startswith("sync"):
@@ -150,7 +150,7 @@ def _set_times(folder: Path, state: State, trace: Trace, base: Path) -> None:
     now = folder.stat().st_mtime - LONG_AGO_S
     for path in state.tree:
         moment = now + order.get(path, 0)
-        os.utime(folder / path, (moment, moment))
+        os.utime(folder / path, (moment, moment), follow_symlinks=False)
 
 
 def prepared(runs: Runs) -> CommandTrials:

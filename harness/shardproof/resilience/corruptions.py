@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardproof.resilience.events import Tree, digest_of
+from shardproof.resilience.events import Link, Tree, digest_of
 from shardproof.resilience.states import BLOCK
 
 EDGE = 512
@@ -82,8 +82,9 @@ def _supply(kind: str, maker: Maker, folders: Folders, seed: int, seen: set[byte
 
 
 def _files(tree: Tree, least: int = 1) -> list[str]:
-    """The files that hold at least so many bytes."""
-    return sorted(path for path, data in tree.items() if data is not None and len(data) >= least)
+    """The files that hold at least so many bytes; a symbolic link holds none."""
+    files = ((path, data) for path, data in tree.items() if data is not None and not isinstance(data, Link))
+    return sorted(path for path, data in files if len(data) >= least)
 
 
 def _bytes(tree: Tree, path: str) -> bytes:

@@ -7,16 +7,34 @@ names it as it is called at that moment, so that a file which was renamed while 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 Tree = Mapping[str, bytes | None]
-"""Path → the bytes of a file, or None for a folder. Parents come with their children."""
+"""Path → the bytes of a file, a `Link`, or None for a folder. Parents come with their children."""
+
+
+class Link(bytes):
+    """A symbolic link in the place of a file's bytes: the text that it leads to. Nobody follows it here, so that a link
+    which leads out of the folder changes nothing there."""
+
 
 Kind = Literal[
-    "create", "mkdir", "link", "rename", "unlink", "rmdir", "write", "truncate", "sync_file", "sync_dir", "sync_all"
+    "create",
+    "mkdir",
+    "symlink",
+    "link",
+    "rename",
+    "unlink",
+    "rmdir",
+    "write",
+    "truncate",
+    "sync_file",
+    "sync_dir",
+    "sync_all",
 ]
 
 
@@ -28,7 +46,7 @@ class Event:
         path: what is changed or synced; of a rename or a link, the name that was there before.
         target: the new name of a rename or a link.
         offset: where a write begins, in bytes; the new size of a truncation.
-        data: what is written.
+        data: what is written; the text that a symbolic link leads to.
     """
 
     kind: Kind
@@ -43,6 +61,8 @@ class Event:
                 return f"write {self.path} {self.offset}+{len(self.data)}"
             case "truncate":
                 return f"truncate {self.path} to {self.offset}"
+            case "symlink":
+                return f"symlink {self.path} to {os.fsdecode(self.data)}"
             case "rename" | "link":
                 return f"{self.kind} {self.path} to {self.target}"
             case kind:
@@ -84,7 +104,11 @@ def tree_of(folder: Path) -> dict[str, bytes | None]:
     """What a folder holds now."""
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")):
-        found[path.relative_to(folder).as_posix()] = None if path.is_dir() else path.read_bytes()
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = Link(os.fsencode(path.readlink()))
+        else:
+            found[name] = None if path.is_dir() else path.read_bytes()
     return found
 
 
@@ -96,14 +120,18 @@ def write_tree(tree: Tree, folder: Path) -> None:
             (folder / path).mkdir(parents=True, exist_ok=True)
         else:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
+            if isinstance(data, Link):
+                (folder / path).symlink_to(os.fsdecode(data))
+            else:
+                (folder / path).write_bytes(data)
 
 
 def digest_of(tree: Tree) -> bytes:
     """A digest by which equal trees are told."""
     found = hashlib.blake2b(digest_size=16)
     for path, data in sorted(tree.items()):
-        content = b"/" if data is None else b"=" + hashlib.blake2b(data, digest_size=16).digest()
+        sign = b"@" if isinstance(data, Link) else b"="
+        content = b"/" if data is None else sign + hashlib.blake2b(data, digest_size=16).digest()
         found.update(path.encode("utf-8", "surrogateescape") + b"\0" + content)
     return found.digest()
 

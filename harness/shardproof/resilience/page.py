@@ -9,7 +9,7 @@ import tomli_w
 from shardproof.report.html import render as render_html
 from shardproof.report.publish import publish
 from shardproof.resilience.planned_trials import family_of
-from shardproof.resilience.scorecard import WRONG, Document, render, replay_of, total
+from shardproof.resilience.scorecard import Document, render, replay_of, total, wrong_of
 from shardproof.resilience.trial import OUTCOMES
 
 PAGE, TEXT, DATA = "resilience.html", "resilience.txt", "resilience.toml"
@@ -29,7 +29,7 @@ def write_files(document: Document, folder: Path) -> Path:
 def page_of(document: Document) -> str:
     """The page as text."""
     trials = sum(stack["trials"] for stack in document["stack"])
-    wrong = sum(total(stack, WRONG) for stack in document["stack"])
+    wrong = sum(total(stack, wrong_of(stack)) for stack in document["stack"])
     of_commands = all("outcomes" in stack for stack in document["stack"])
     sentence = f"{wrong} of {trials} crashes, faults and damages of checkpoints went unnoticed" if wrong else (
         f"None of {trials} crashes, faults and damages of checkpoints went unnoticed"
@@ -43,7 +43,7 @@ def page_of(document: Document) -> str:
         sentence=sentence,
         of_commands=of_commands,
         outcomes=OUTCOMES,
-        wrong=WRONG,
+        wrong_of=wrong_of,
         family_of=family_of,
         total=total,
         replay_of=replay_of,

@@ -15,9 +15,11 @@ Document = Mapping[str, Any]
 
 WRONG = ("silent", "lied", "hang", "crash", "anew")
 """Outcomes that no stack should have."""
-TOLD_OF_COMMANDS = (*WRONG, "error", "unsteady")
-"""Outcomes of a command that are told in words. An error is none of WRONG, since nobody trains on; and yet a run that
-was killed does not go on by itself."""
+WRONG_OF_COMMANDS = (*WRONG, "error")
+"""Those that no command should have: one that ends with an error in the folder that a kill leaves does not go on,
+however often it is started again. Of a load an error is none, since nobody trains on with what it gave."""
+TOLD_OF_COMMANDS = (*WRONG_OF_COMMANDS, "unsteady")
+"""Outcomes of a command that are told in words."""
 MOST_KEPT = 25
 """So many trials with such an outcome are kept in words, for each stack, spread over the kinds."""
 
@@ -58,10 +60,15 @@ def total(stack: Document, outcomes: Sequence[str], family: str | None = None) -
 
 
 def exit_status(document: Document) -> ExitStatus:
-    """Whether any stack mixed states silently, hung or crashed."""
+    """Whether any stack mixed states silently, hung or crashed, or a command did not go on."""
     if not any(stack["trials"] for stack in document["stack"]):
         return ExitStatus.NOTHING_RUN
-    return ExitStatus.FAILURE if any(total(stack, WRONG) for stack in document["stack"]) else ExitStatus.OK
+    return ExitStatus.FAILURE if any(total(stack, wrong_of(stack)) for stack in document["stack"]) else ExitStatus.OK
+
+
+def wrong_of(stack: Document) -> Sequence[str]:
+    """The outcomes that a stack or a command should not have."""
+    return WRONG_OF_COMMANDS if "outcomes" in stack else WRONG
 
 
 def replay_of(stack: Document, trial: str, document: Document) -> str:

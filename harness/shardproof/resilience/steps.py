@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardproof.resilience.events import Event, Trace, Tree
+from shardproof.resilience.events import Event, Link, Trace, Tree
 
 Slot = tuple[int, str]
 """A name in a folder: the folder's number, and the name."""
@@ -52,9 +52,9 @@ Step = Data | Name | Sync
 
 @dataclass
 class Disk:
-    """Files and folders by number."""
+    """Files and folders by number. A file is bytes, or a symbolic link."""
 
-    files: dict[int, bytearray] = field(default_factory=dict)
+    files: dict[int, bytearray | Link] = field(default_factory=dict)
     folders: dict[int, dict[str, int]] = field(default_factory=lambda: {0: {}})
 
     def copy(self) -> Disk:
@@ -73,7 +73,8 @@ class Disk:
                     found[below] = None
                     waiting.append((below, child))
                 else:
-                    found[below] = bytes(self.files[child])
+                    content = self.files[child]
+                    found[below] = content if isinstance(content, Link) else bytes(content)
         return found
 
 
@@ -85,6 +86,7 @@ class Steps:
         self._live: dict[str, int] = {"": 0}
         self._folders: set[int] = {0}
         self._next = 1
+        self._links: dict[int, Link] = {}
         self._load(trace.base)
         self.steps: tuple[Step, ...] = tuple(step for event in trace.events for step in self._of(event))
 
@@ -97,7 +99,7 @@ class Steps:
             if data is None:
                 self.base.folders[number] = {}
             else:
-                self.base.files[number] = bytearray(data)
+                self.base.files[number] = data if isinstance(data, Link) else bytearray(data)
 
     def _new(self, path: str, folder: bool) -> int:
         number = self._next
@@ -116,6 +118,10 @@ class Steps:
         match event.kind:
             case "create" | "mkdir":
                 yield Name(((self._slot(path), self._new(path, folder=event.kind == "mkdir")),))
+            case "symlink":  # a link is there with what it leads to, or not at all
+                number = self._new(path, folder=False)
+                self._links[number] = Link(event.data)
+                yield Name(((self._slot(path), number),))
             case "unlink" | "rmdir":
                 yield Name(((self._slot(path), None),))
                 del self._live[path]
@@ -152,6 +158,7 @@ class Steps:
         disk.folders.update({number: {} for number in self._folders if number not in disk.folders})
         for index in sorted(kept):
             apply(self.steps[index], kept[index], disk)
+        disk.files.update(self._links)
         for number in range(1, self._next):
             if number not in disk.folders:
                 disk.files.setdefault(number, bytearray())

@@ -22,15 +22,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardproof.errors import HarnessError, UsageError
-from shardproof.resilience.events import Call, Event, Trace, tree_of
+from shardproof.resilience.events import Call, Event, Link, Trace, tree_of
 from shardproof.resilience.stages import MARK, stages_of
 from shardproof.resilience.steps import ALL, Steps, Sync
+from shardproof.resilience.strace_lines import (
+    TEXT,
+    join_interrupted,
+    number_of,
+    path_of_descriptor,
+    paths_of,
+    unescaped,
+)
 
 CALLS = (
     "open", "openat", "creat", "close", "dup", "dup2", "dup3", "fcntl", "lseek", "clone", "clone3", "fork", "vfork",
     "write", "writev", "pwrite64", "pwritev", "pwritev2", "truncate", "ftruncate", "fallocate", "copy_file_range",
-    "sendfile", "fsync", "fdatasync", "syncfs", "sync", "rename", "renameat", "renameat2", "link", "linkat", "unlink",
-    "unlinkat", "mkdir", "mkdirat", "rmdir",
+    "sendfile", "fsync", "fdatasync", "syncfs", "sync", "rename", "renameat", "renameat2", "link", "linkat", "symlink",
+    "symlinkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir",
 )  # fmt: skip
 _BY_DESCRIPTOR = (
     "close", "dup", "dup2", "dup3", "fcntl", "lseek", "write", "writev", "pwrite64", "pwritev", "pwritev2", "ftruncate",
@@ -39,19 +47,16 @@ _BY_DESCRIPTOR = (
 """Calls whose texts are no paths."""
 END_S = 120.0
 """Seconds that strace may take to end after what it traced, and to write its record, also on a machine that is busy."""
+MOST_LINKS = 40
+"""So many symbolic links are followed on the way to a file, as Linux does."""
 LONGEST_WRITE = 1 << 27
 """Bytes of one write that are recorded."""
 
 _FORKS = ("clone", "clone3", "fork", "vfork")
 
 _LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+|\?)(.*)$", re.DOTALL)
-_UNFINISHED = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$", re.DOTALL)
-_RESUMED = re.compile(r"^(\d+) +<\.\.\. \w+ resumed>(.*)$", re.DOTALL)
-_STARTS = re.compile(r"^\d+ +(clone3?|v?fork)\(")
 _SENT = re.compile(r", \d+<((?:\\x[0-9a-f]{2})*)>, \[(\d+)\]")
 """Of sendfile: the file that it reads, and from where on."""
-_TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
-_DESCRIPTOR = re.compile(r"^(-?\d+|AT_FDCWD)(?:<((?:\\x[0-9a-f]{2})*)>)?")
 
 
 Changed = tuple[str, Event, Call]
@@ -129,7 +134,7 @@ def read_trace(record: Path, folder: Path, base: dict[str, bytes | None], ranks:
         TraceError: the record does not explain what the folder holds now.
     """
     lines = lines_of(record)
-    whole = _join_interrupted_calls(lines)
+    whole = join_interrupted(lines)
     marks = _marks(whole, _Reader(str(folder.resolve()), {}, {}).inside, {})
     numbered = any(name.isdigit() for names in marks.values() for name in names)
     recorded = _in_order(list(recorded_of(lines, folder, base, ranks)), _started(whole), ranks, numbered=numbered)
@@ -197,6 +202,8 @@ class _Reader:
     """Path → whether it is a folder."""
     contents: dict[str, bytearray]
     """What the files hold; names of one file share it."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Symbolic link → the path that it leads to; None of them is followed out of the folder."""
     tables: dict[str, dict[int, _Open]] = field(default_factory=dict)
 
     def inside(self, path: str) -> str | None:
@@ -205,6 +212,20 @@ class _Reader:
         if path == self.folder:
             return ""
         return path.removeprefix(f"{self.folder}/") if path.startswith(f"{self.folder}/") else None
+
+    def followed(self, path: str, *, last: bool = False) -> str | None:
+        """A path relative to the folder behind the symbolic links on its way, or None for one outside. last: where the
+        path itself is a link, what that leads to."""
+        found = self.inside(path)
+        for _ in range(MOST_LINKS):
+            parts = found.split("/") if found else []
+            ways = ["/".join(parts[:n]) for n in range(1, len(parts) + last)]
+            link = next((way for way in ways if way in self.links), None)
+            if found is None or link is None:
+                return found
+            target = os.path.join(self.folder, os.path.dirname(link), self.links[link])
+            found = self.inside(f"{target}{found.removeprefix(link)}")
+        return None
 
     def read(self, process: str, call: str, given: str, result: int) -> Iterator[Event]:
         """The events of one call."""
@@ -215,13 +236,13 @@ class _Reader:
             case "open" | "openat" | "creat":
                 yield from self._open(table, call, given, result)
             case "dup" | "dup2" | "dup3" | "fcntl":
-                if (call != "fcntl" or "F_DUPFD" in given) and _number(given) in table:
-                    table[result] = table[_number(given)]
+                if (call != "fcntl" or "F_DUPFD" in given) and number_of(given) in table:
+                    table[result] = table[number_of(given)]
             case "close":
-                table.pop(_number(given), None)
+                table.pop(number_of(given), None)
             case "lseek":
-                if _number(given) in table:
-                    table[_number(given)].at = result
+                if number_of(given) in table:
+                    table[number_of(given)].at = result
             case "write" | "writev" | "pwrite64" | "pwritev" | "pwritev2":
                 yield from self._write(table, call, given, result)
             case "ftruncate" | "truncate":
@@ -236,7 +257,7 @@ class _Reader:
                 yield from self._name(call, given)
 
     def _open(self, table: dict[int, _Open], call: str, given: str, number: int) -> Iterator[Event]:
-        path = self.inside(_paths(given)[0])
+        path = self.followed(paths_of(given)[0], last="O_NOFOLLOW" not in given)
         if path is None or (call != "creat" and "O_WRONLY" not in given and "O_RDWR" not in given):
             return
         made, cut = "O_CREAT" in given or call == "creat", "O_TRUNC" in given or call == "creat"
@@ -250,11 +271,11 @@ class _Reader:
         table[number] = _Open(path, appends="O_APPEND" in given)
 
     def _write(self, table: dict[int, _Open], call: str, given: str, count: int) -> Iterator[Event]:
-        number = _number(given)
-        path = self.inside(_descriptor(given))
+        number = number_of(given)
+        path = self.inside(path_of_descriptor(given))
         if path is None or number not in table or path not in self.names:
             return
-        data = b"".join(_unescaped(text) for text in _TEXT.findall(given))[:count]
+        data = b"".join(unescaped(text) for text in TEXT.findall(given))[:count]
         opened = table[number]
         if call.startswith("p"):
             at = int(given.rpartition(",")[2]) if call != "pwritev2" else int(given.split(",")[-2])
@@ -265,14 +286,14 @@ class _Reader:
 
     def _sendfile(self, table: dict[int, _Open], call: str, given: str, count: int) -> Iterator[Event]:
         """A file that is copied into the folder, as shutil does it, from elsewhere or from the folder itself."""
-        number, path = _number(given), self.inside(_descriptor(given))
+        number, path = number_of(given), self.inside(path_of_descriptor(given))
         if path is None or number not in table or path not in self.names:
             return
         source = _SENT.search(given)
         if source is None:
             self._refuse(call, given)
             return
-        name, offset = os.fsdecode(_unescaped(source[1])), int(source[2])
+        name, offset = os.fsdecode(unescaped(source[1])), int(source[2])
         own = self.inside(name)
         held = Path(name).read_bytes() if own is None else self.contents[own]  # no save changes what is elsewhere
         opened = table[number]
@@ -287,7 +308,7 @@ class _Reader:
         return Event("write", path, offset=at, data=data)
 
     def _truncate(self, call: str, given: str) -> Iterator[Event]:
-        path = self.inside(_descriptor(given) if call == "ftruncate" else _paths(given)[0])
+        path = self.inside(path_of_descriptor(given) if call == "ftruncate" else paths_of(given)[0])
         if path is not None and path in self.names:
             size, held = int(given.rpartition(",")[2]), self.contents[path]
             del held[size:]
@@ -295,19 +316,22 @@ class _Reader:
             yield Event("truncate", path, offset=size)
 
     def _refuse(self, call: str, given: str) -> None:
-        if self.inside(_descriptor(given)) is not None:
+        if self.inside(path_of_descriptor(given)) is not None:
             raise TraceError(f"a save that calls {call} on a file of the checkpoint cannot be recorded")
 
     def _sync(self, call: str, given: str) -> Iterator[Event]:
         if call in ("sync", "syncfs"):
             yield Event("sync_all", "")
             return
-        path = self.inside(_descriptor(given))
+        path = self.inside(path_of_descriptor(given))
         if path is not None and (path == "" or path in self.names):
             yield Event("sync_dir" if path == "" or self.names[path] else "sync_file", path)
 
     def _name(self, call: str, given: str) -> Iterator[Event]:
-        paths = [self.inside(path) for path in _paths(given)]
+        if call.startswith("symlink"):
+            yield from self._symlink(given)
+            return
+        paths = [self.followed(path) for path in paths_of(given)]
         path, target = paths[0], paths[1] if len(paths) > 1 else None
         match call.removesuffix("2").removesuffix("at"):
             case "mkdir" if path:
@@ -315,6 +339,7 @@ class _Reader:
                 yield Event("mkdir", path)
             case "rmdir" | "unlink" if path:
                 self.names.pop(path, None)
+                self.links.pop(path, None)
                 yield Event("rmdir" if call == "rmdir" or "AT_REMOVEDIR" in given else "unlink", path)
             case "link" if path and target:
                 self.names[target], self.contents[target] = False, self.contents[path]
@@ -327,12 +352,22 @@ class _Reader:
             case "link" | "rename" if path or target:
                 raise TraceError("a save that moves files into its folder from elsewhere cannot be recorded")
 
+    def _symlink(self, given: str) -> Iterator[Event]:
+        leads_to = next(unescaped(found[1]) for found in TEXT.finditer(given))
+        path = self.followed(paths_of(given)[-1])
+        if path:
+            self.names[path], self.links[path] = False, os.fsdecode(leads_to)
+            yield Event("symlink", path, data=leads_to)
+
     def _moved(self, path: str, target: str) -> None:
+        self.links.pop(target, None)
         for old in [name for name in self.names if name == path or name.startswith(f"{path}/")]:
             new = target + old.removeprefix(path)
             self.names[new] = self.names.pop(old)
             if old in self.contents:
                 self.contents[new] = self.contents.pop(old)
+            if old in self.links:
+                self.links[new] = self.links.pop(old)
 
 
 def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1) -> Iterator[Changed]:
@@ -344,8 +379,9 @@ def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None
     Raises:
         TraceError: a call is among them whose effect is not known.
     """
-    contents = {path: bytearray(data) for path, data in base.items() if data is not None}
-    reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, contents)
+    links = {path: os.fsdecode(data) for path, data in base.items() if isinstance(data, Link)}
+    contents = {path: bytearray(data) for path, data in base.items() if data is not None and path not in links}
+    reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, contents, links)
     for process, name, given, result, call in _calls(lines, reader.inside, ranks):
         if result is not None and result >= 0:
             for event in reader.read(process, name, given, result):
@@ -369,7 +405,7 @@ again, if it names something in the folder."""
 
 def _calls(lines: Iterable[str], inside: Callable[[str], str | None], ranks: int) -> Iterator[Recorded]:
     counts: dict[tuple[str, str, str], int] = {}
-    whole = _join_interrupted_calls(lines)
+    whole = join_interrupted(lines)
     rank_of = _ranks_of(whole) if ranks > 1 else {}
     begins = {rank: iter(found) for rank, found in stages_of(_marks(whole, inside, rank_of)).items()}
     stages: dict[int, int] = {}
@@ -397,7 +433,7 @@ def _marks(
     marks: dict[int, list[str]] = {}
     for line in lines:
         if (found := _LINE.match(line)) is not None and found[2] == "rmdir":
-            name = (inside(_paths(found[3])[0]) or "").rpartition("/")[2]
+            name = (inside(paths_of(found[3])[0]) or "").rpartition("/")[2]
             if name.startswith(MARK):
                 marks.setdefault(rank_of.get(found[1], 0), []).append(name.removeprefix(MARK))
     return marks
@@ -406,12 +442,12 @@ def _marks(
 def _places(name: str, given: str) -> list[str]:
     """The paths by which strace's own filter finds a call: those of its descriptors, and those written out whole."""
     found = []
-    if _descriptor(given):
-        found.append(_descriptor(given))
+    if path_of_descriptor(given):
+        found.append(path_of_descriptor(given))
     if name in _BY_DESCRIPTOR:
         return found
-    for match in _TEXT.finditer(given):
-        text = os.fsdecode(_unescaped(match[1]))
+    for match in TEXT.finditer(given):
+        text = os.fsdecode(unescaped(match[1]))
         if text.startswith("/"):
             found.append(text)
     return found
@@ -446,48 +482,3 @@ def _ranks_of(lines: Iterable[str]) -> dict[str, int]:
             else:
                 found[result] = found.get(process, 0)
     return found
-
-
-def _join_interrupted_calls(lines: Iterable[str]) -> list[str]:
-    """Lines with the two halves of an interrupted call put together, where it ended; of a call that starts a process,
-    where it began, since what it starts may be seen before it ends."""
-    found: list[str] = []
-    begun: dict[str, tuple[str, int]] = {}
-    for line in lines:
-        if half := _UNFINISHED.match(line):
-            begun[half[1]] = (f"{half[1]} {half[2]}", len(found))
-            found.append("")
-        elif half := _RESUMED.match(line):
-            first, place = begun.pop(half[1], (half[1], len(found)))
-            if _STARTS.match(first):
-                found[place] = first + half[2]
-            else:
-                found.append(first + half[2])
-        else:
-            found.append(line)
-    return [line for line in found if line]
-
-
-def _number(given: str) -> int:
-    """The descriptor that is a call's first argument."""
-    found = _DESCRIPTOR.match(given)
-    return int(found[1]) if found and found[1] != "AT_FDCWD" else -1
-
-
-def _descriptor(given: str) -> str:
-    """The path of the descriptor that is a call's first argument."""
-    found = _DESCRIPTOR.match(given)
-    return os.fsdecode(_unescaped(found[2] or "")) if found else ""
-
-
-def _paths(given: str) -> list[str]:
-    """The absolute paths that a call names, each behind the descriptor of the folder that it is relative to, if any."""
-    found = []
-    for match in re.finditer(r'(?:(?:-?\d+|AT_FDCWD)<((?:\\x[0-9a-f]{2})*)>, )?"((?:\\x[0-9a-f]{2})*)"', given):
-        name = os.fsdecode(_unescaped(match[2]))
-        found.append(os.path.join(os.fsdecode(_unescaped(match[1] or "")), name))
-    return found
-
-
-def _unescaped(text: str) -> bytes:
-    return bytes.fromhex(text.replace("\\x", ""))

@@ -81,8 +81,10 @@ class Trainer:
       of optimizers as its first value, bit for bit, or up to what another order of sums makes.
     * transient: names of state that checkpoints need not hold, as glob patterns such as `grad *` or `* cache`.
     * local: names of what every rank has of its own, as glob patterns: parameters that are plain tensors, such as
-      `*.experts.*`, and settings of param groups, such as `group*.params` of an optimizer that gives each rank other
-      parameters. Any other plain tensor or setting must be equal on all ranks.
+      `*.experts.*`, what `state` adds, and settings of param groups, such as `group*.params` of an optimizer that gives
+      each rank other parameters. Any other parameter, setting or value of `state` must be equal on all ranks.
+    * tied: names of parameters that must be one, such as `[("lm_head.weight", "embed.weight")]`, which is looked at
+      after every operation. `build` may set it as an attribute, where it depends on the cell.
     * emulates: `cuda` for a stack that calls `torch.cuda` whatever it runs on, such as Megatron-Core: without a GPU its
       file is imported, and its methods run, on an emulated one, as results say.
     """
@@ -94,10 +96,12 @@ class Trainer:
     alike: ClassVar[Mapping[str, str]] = {}
     transient: ClassVar[Sequence[str]] = ()
     local: ClassVar[Sequence[str]] = ()
+    tied: Sequence[tuple[str, ...]] = ()
     emulates: ClassVar[str] = ""
 
     _probe: Callable[[str, bool, str], Any] | None = None
     _taken: Callable[[], None] | None = None
+    _attributes: frozenset[str] = frozenset()
 
     def build(self, cell: Cell) -> None:
         """Make model, optimizer and whatever else the stack has, as attributes of this object."""
@@ -127,8 +131,12 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What to look at: name → object, or a value. By default every attribute of this object that is not a plain
-        value such as a number; override it to add some, or to remove some."""
-        return {name: value for name, value in vars(self).items() if not isinstance(value, PLAIN)}
+        value such as a number; override it to add some, or to remove some. A tensor or a value that it adds, by itself
+        or in a list or a dict, is compared between ranks too, whatever its name."""
+        found = {name: value for name, value in vars(self).items() if not isinstance(value, PLAIN)}
+        found.pop("_attributes", None)
+        self._attributes = frozenset(found)
+        return found
 
     def probe(self, model: str, cell: Cell, *, twin: bool = True, dtype: str = "fp32") -> Any:
         """One of shardproof's tiny models (`shardproof list`), a `torch.nn.Module`, whose gradients are known

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
@@ -27,6 +28,11 @@ STATE = "state"
 BESIDE = (*ROLES.values(), STATE)
 """Roles of what an optimizer keeps beside a parameter. What has another shape than the rank's piece of the parameter,
 such as a running product of NAdam, each rank records as its own where the parameter is sharded."""
+
+_PASSING = frozenset({
+    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics",
+    "results",
+})  # fmt: skip
 
 _OF_MODULES = ("param", "buffer")
 
@@ -51,6 +57,23 @@ def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tup
     return {key: value for key, value in found.items() if key not in apart}, apart
 
 
+def passes(path: str) -> bool:
+    """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
+    no checkpoint holds it, and a run that has just loaded has none."""
+    return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
+
+
+def is_transient(name: Name, patterns: Sequence[str]) -> bool:
+    """Whether no checkpoint need hold a value: it is made anew by its name, or matches a pattern of `ROLE NAME`."""
+    made_anew = name[0] == EXTRA_STATE and passes(name[1])
+    return made_anew or any(fnmatchcase(" ".join(name), pattern) for pattern in patterns)
+
+
+def of_ranks(values: Values) -> set[Name]:
+    """The names of tensors and values of the trainer's own of which every rank has one for itself."""
+    return {name for name in values if _own_of_a_rank(name)}
+
+
 ALIKE_ROLES = ("param", "buffer", *BESIDE)
 """What two ways to compute the same must agree in, beside further tensors of the trainer."""
 
@@ -64,12 +87,14 @@ class Both:
       another shape in the other, such as what is kept for each piece of a tensor; and parameters of which every rank
       has its own, with their state.
     * settings: numbers and texts that are not the same in both. They may say which of the two ways it is.
+    * drawn: random states that are not the same in both, as where one way draws more numbers than the other.
     """
 
     one: dict[Name, Value]
     other: dict[Name, Value]
     left_out: set[Name]
     settings: set[Name]
+    drawn: set[Name]
 
 
 def of_both(one: Values, other: Values) -> Both:
@@ -85,7 +110,9 @@ def of_both(one: Values, other: Values) -> Both:
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}
     settings |= {name for name in apart if (own_name := _own_of_a_rank(name)) and own_name not in names}
-    return Both({n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out, settings)
+    drawn = {name for name in apart if name[0] in OF_A_RANK}
+    one, other = ({name: value for name, value in way.items() if name in kept} for way in (one, other))
+    return Both(one, other, left_out, settings, drawn)
 
 
 def _on_every_rank(values: Values) -> dict[Name, Value]:

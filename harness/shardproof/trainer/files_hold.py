@@ -17,12 +17,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.every_mesh import OF_A_RANK, ROLES
+from shardproof.trainer.every_mesh import OF_A_RANK, ROLES, is_transient
 
 LEAST_BYTES = 16
 PIECE = 8
@@ -78,11 +77,7 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
     least = max(LEAST_BYTES, 2 * PIECE * ranks)
-    owed = {
-        key: value
-        for key, value in live.items()
-        if key[0] not in OF_A_RANK and not any(fnmatchcase(" ".join(key), pattern) for pattern in transient)
-    }
+    owed = {key: value for key, value in live.items() if key[0] not in OF_A_RANK and not is_transient(key, transient)}
     wanted = {
         key: value
         for key, value in owed.items()

@@ -2,6 +2,7 @@
 
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
+    tied          names of one parameter, after every operation          one parameter, or one memory
     trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
@@ -28,24 +29,30 @@ from typing import Any
 
 from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
     CUT,
+    ONE,
     OTHER,
     RESUMED,
+    TIED,
     TWICE,
+    TWO,
     UNSAVED,
     USED,
     WHOLE,
     Session,
 )
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
-from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh
+from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.notes import apart, idle, not_loaded, of_each_rank
 from shardproof.trainer.rounding import PARAMS, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -87,6 +94,7 @@ class Judge(Judging):
 
     def _judge_arms(self) -> None:
         self._twice()
+        self._tied()
         self._trains()
         self._twin()
         self._unsaved()
@@ -149,6 +157,28 @@ class Judge(Judging):
             text = wording.nothing_trains(sum(op.kind == "step" for op in self.whole.ops))
             self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
+    def _tied(self) -> None:
+        """Look for names that the trainer calls one parameter, and that are two after some operation."""
+        if not self.ties:
+            return
+        for session in self.sessions:
+            for op in session.ops:
+                two = sorted(name for (name, at), told in self.ties.items() if at == op.index and TWO in told)
+                if two:
+                    self.differences += [untied(name, op.index) for name in two]
+                    told = wording.of_untied(two, session, op, self.at(op.index))
+                    self.found.append(ArmResult(TIED, Verdict.MISMATCH.value, told, ()))
+                    return
+        seen = {name for (name, _), told in self.ties.items() if ONE in told}
+        unseen = next((name for name, _ in sorted(self.ties) if name not in seen), None)
+        if unseen is None:
+            self.found.append(ArmResult(TIED, Verdict.PASS.value, "", ()))
+            return
+        known = {key.fqn for key in self.observed if key.role == PARAMS}
+        unknown = [name for name in unseen.split(" = ") if name not in known]
+        verdict = Verdict.UNKNOWN if unknown else Verdict.UNSUPPORTED
+        self.found.append(ArmResult(TIED, verdict.value, wording.never_tied(unseen, unknown), ()))
+
     def _twin(self) -> None:
         if WHOLE in self.failures or not self.exact:
             return
@@ -190,11 +220,12 @@ class Judge(Judging):
             return
         load, found = self.loaded(resumed), list[Difference]()
         if load >= 0:
-            found = self.compare(self.at(self.saved), self.at(load), load, self.idle)
+            found = self.compare(self.at(self.saved), self.at(load), load, self.idle | self.transient)
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
-        notes = [wording.idle(self.idle)] if self.idle else []
+        notes = [idle(self.idle)] if self.idle else []
+        notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         self.add(RESUMED, found, sentence, notes)
 
     def _cold(self) -> None:
@@ -220,7 +251,7 @@ class Judge(Judging):
         if RESUMED in self.failures:
             return
         load = self.loaded(used)
-        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self.idle)
+        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self.idle | self.transient)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
         self.add(USED, found, wording.of_used(found))
 
@@ -271,12 +302,20 @@ class Judge(Judging):
         for there, here in pairs:
             (expected, own), (observed, own_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
             left_out |= own | own_too
-            if found := self.compare(expected, observed, here, own | own_too):
+            if found := self.compare(expected, observed, here, own | own_too | self.transient):
                 wrong, share = beyond_rounding(found, start, expected, observed)
                 found, farthest = (found if here == load or self.element_by_element else wrong), max(farthest, share)
             if found:
                 break
-        notes = [*([] if self.exact else [wording.INEXACT]), *([wording.apart(left_out)] if left_out else [])]
+        notes = [*([] if self.exact else [wording.INEXACT]), *([apart(left_out)] if left_out else [])]
+        owned = of_ranks(self.at(load if load >= 0 else session.ops[-1].index))
+        notes += [of_each_rank(owned)] if owned else []
         notes += [wording.rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
+
+
+def untied(names: str, op: int) -> Difference:
+    """Two names of what must be one parameter, as a difference of the operation after which they are two."""
+    _, _, other = names.partition(" = ")
+    return Difference(Key(op, LIVE, PARAMS, other), "bits", mismatched=1, total=1, detail=f"not one parameter: {names}")

@@ -12,12 +12,14 @@ from shardproof.diff import LAZY_STATE, Difference, diff
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import NOTE, TOLD, Session
+from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
+from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import OF_A_RANK
+from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.mechanism import Between, mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.rounding import At, rounded
@@ -31,6 +33,8 @@ class Judging:
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
+    calls: operation → what modules came to in it, where an axis must not matter to the bit.
+    ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
     scenario: Scenario
@@ -42,6 +46,8 @@ class Judging:
     told: Mapping[int, Told]
     failures: Mapping[str, Failure]
     directory: Path
+    ties: Mapping[tuple[str, int], set[str]]
+    calls: Mapping[int, OfRanks]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -60,10 +66,14 @@ class Judging:
         for session, paths in zip(sessions, request["observations"], strict=False):
             records += records_of(paths, session, whole=session.name not in failures)
         notes = [r.data.decode() for r in records if r.role == NOTE]
-        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD)])
+        logical, problems = assemble([r for r in records if r.role not in NO_STATE])
+        ties: dict[tuple[str, int], set[str]] = {}
+        for record in records:
+            if record.role == TIED:
+                ties.setdefault((record.fqn, record.op), set()).add(record.data.decode())
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]),
+            failures, Path(request["directory"]), ties, calls_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -105,6 +115,13 @@ class Judging:
         first, last = self.at(self.saved), self.at(self.whole.ops[-1].index)
         return {key for key, value in first.items() if key[0] in OF_A_RANK and last.get(key) == value}
 
+    @cached_property
+    def transient(self) -> set[tuple[str, str]]:
+        """What the trainer's `state()` names though no checkpoint need hold it, such as a loss: right after a load it
+        has none."""
+        names = {(key.role, key.fqn) for key in self.observed if key.role == EXTRA_STATE}
+        return {name for name in names if is_transient(name, self.trainer.transient)}
+
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""
         left_out = {*leave, *self.unsteady}
@@ -131,6 +148,8 @@ class Judging:
         verdict = Verdict.MISMATCH if found else Verdict.PASS
         made = mechanism(found, self.between) if found and self.between else ""
         said = " ".join(filter(None, (sentence, made))) if found else ""
+        if found and {(d.key.role, d.key.fqn) for d in found} <= {(p.key.role, p.key.fqn) for p in self.problems}:
+            said = wording.SAME_AS_AGREE
         self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
 

@@ -3,6 +3,7 @@
 A trainer has no contract, so that none of the rules for systems can ask what the right value is made of. But an arm has
 two values of everything, and some mistakes can be read off them:
 
+    drawn        a generator of torch has another seed, or another place in its stream
     still        parameters do not move that should, or move that should not
     rearranged   the same elements in another order: parts of a tensor that were put together wrongly
     rounded      the expected values, rounded to bf16 or fp16 on the way
@@ -31,6 +32,7 @@ from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
 from shardproof.trainer.rounding import FLOATS
+from shardproof.trainer.streams import of_streams
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,14 +81,21 @@ class Between:
 
 def mechanism(found: Sequence[Difference], between: Between) -> str:
     """A sentence about what may have made all of these differences; empty where nothing is recognised."""
+    return _measured(of_streams(found, between.expected, between.observed) or _made(found, between), between)
+
+
+def _made(found: Sequence[Difference], between: Between) -> str:
+    """What made the values of tensors."""
     every = [between.pair(difference) for difference in found]
     pairs = [pair for pair in every if pair is not None]
     if not pairs or len(pairs) < len(every):
         return ""
     if max(distinct(as_bits(pair.observed)) for pair in pairs) < DISTINCT:
-        told = "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
-    else:
-        told = next(filter(None, (rule(pairs, between) for rule in RULES)), "")
+        return "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
+    return next(filter(None, (rule(pairs, between) for rule in RULES)), "")
+
+
+def _measured(told: str, between: Between) -> str:
     return f"Measured against {between.against}: {told[0].lower()}{told[1:]}" if told and between.against else told
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.described import Described
+from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
 
 SIGNS = {
@@ -94,7 +95,9 @@ def _cell(result: Result) -> list[str]:
     lines = [f"{result.id}  {cell_text(result)}: {result.verdict.value}{known}"]
     if not result.arms:
         return [*lines, *(f"    {line}" for line in result.reason.splitlines()[:6])]
-    return [*lines, *(line for arm in result.arms for line in _arm(arm))]
+    same = [arm.name for arm in result.arms if arm.sentence == SAME_AS_AGREE]
+    lines += [line for arm in result.arms if arm.name not in same for line in _arm(arm)]
+    return [*lines, *([f"    the same in {len(same)} more: {', '.join(same)}"] if same else [])]
 
 
 def _arm(arm: ArmResult) -> list[str]:

@@ -9,11 +9,12 @@ from shardproof.diff import Difference
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
+from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.notes import drawn_otherwise, of_one_way, taken_for_settings
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
-from shardproof.trainer.wording import of_one_way, taken_for_settings
 from shardproof.verdict import Verdict
 
 
@@ -53,18 +54,25 @@ def alike(judging: Judging, session: Session) -> None:
         return
     exactly, first = judging.trainer.alike[session.of] == "bits", judging.trainer.axes[session.of][0]
     start: At = {}
-    wrong, left_out, settings, farthest = list[Difference](), set[Name](), set[Name](), 0.0
+    wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
+    farthest, apart = 0.0, (-1, -1)
     moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
     for op in session.ops:
         if op.kind == "fit" or wrong:
             continue
         both = of_both(judging.at(op.index), judging.at(moments[op.kind, op.iteration]))
         start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
+        drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
         wrong, share = beyond_rounding(found, start, both.one, both.other)
         wrong, farthest = (found if exactly else wrong), max(farthest, share)
-    notes = [tell(names) for tell, names in ((of_one_way, left_out), (taken_for_settings, settings)) if names]
+        apart = op.index, moments[op.kind, op.iteration]
+    left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
+    notes = [tell(names) for tell, names in left if names]
     notes += [wording.rounding(farthest)] if farthest and not wrong else []
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
     judging.between = replace(judging.between, against=one) if judging.between else None
-    judging.add(session.name, wrong, wording.of_alike(wrong, one, other, farthest), notes)
+    calls = [judging.calls.get(op, {}) for op in apart]
+    parted = where_they_part(calls[0], calls[1], (one, other)) if wrong and exactly else ""
+    told = " ".join(filter(None, (wording.of_alike(wrong, one, other, farthest), parted)))
+    judging.add(session.name, wrong, told, notes)

@@ -11,8 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
+from shardproof.compare.text import WORDS
 from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import OTHER, Session
@@ -129,17 +131,48 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
     told = "".join(f", in {name} after {_at(op)}" for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    named = first.key.role == EXTRA_STATE
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
     early = any(problem.key.op < first.key.op for problem in problems)
-    own = f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else ""
+    own = (
+        f" {NOT_REDUCED}" if after and not early else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
+    )
     pieces = f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together"
     return f"{pieces}{told}: {first.detail}{more}.{own}"
+
+
+def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tuple[str, str], Value]) -> str:
+    """Two parameters, seen after an operation, though the trainer calls them one. values: of all state after it."""
+    one, _, other = names[0].partition(" = ")
+    first, second = (values.get(("param", name)) for name in (one, other))
+    apart = "of different values" if first != second else "of the same values so far"
+    more = f" The same holds of {len(names) - 1} more." if len(names) > 1 else ""
+    return (
+        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters {apart}; `tied` says that they are "
+        "one. Each is stepped with its own gradient, and a checkpoint that holds one of them does not fill the "
+        f"other.{more}"
+    )
+
+
+def never_tied(names: str, unknown: Collection[str]) -> str:
+    """Why a tie cannot be judged: no rank has both parameters. unknown: names that no rank has a parameter for."""
+    if not unknown:
+        return f"not compared: no rank has both parameters of {names}, as where stages of a pipeline have one each"
+    return (
+        f"`tied` names {' and '.join(unknown)}, and no parameter is called so. Names are those of the model as its "
+        "author wrote it, without the words that wrappers put in, such as `module.`."
+    )
 
 
 NOT_REDUCED = (
     "Before this step the ranks had the same, so each has stepped with a gradient of its own: look at which ranks "
     'gradients are reduced among. Where every rank is to have its own, as of experts, `local = ["NAME"]` says so.'
+)
+
+OF_STATE = (
+    "What `state()` names has to be equal on all ranks, such as a metric that was reduced over them; where every rank "
+    'has its own, `local = ["NAME"]` says so.'
 )
 
 OF_EVERY_RANK = (
@@ -166,26 +199,9 @@ def of_unsteady(found: Sequence[Difference], op: Op) -> str:
     )
 
 
-def apart(keys: Iterable[tuple[str, str]]) -> str:
-    """State of an optimizer that every rank keeps differently, so that another mesh has nothing to compare with."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
-    return f"not compared, since the ranks of one mesh have it differently: {names}"
-
-
-def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
-    """What only one of two ways has, or has in this shape."""
-    return f"not compared, since every rank has its own, or only one of the two ways has it in this shape: {_few(keys)}"
-
-
-def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
-    """Numbers and texts in which two ways to compute the same are not alike."""
-    return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
-
-
-def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
-    """The first names of some values, and how many more there are."""
-    names = [" of ".join(key) for key in sorted(keys)]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+SAME_AS_AGREE = (
+    f"What differs is what `{AGREE}` names: the ranks had it differently, and nothing more is said of it here."
+)
 
 
 def no_twin(why: str) -> str:
@@ -359,16 +375,14 @@ def neither(keys: Iterable[tuple[str, str]], axis: str) -> str:
     return f"{names}: neither the run's nor the checkpoint's after the load, which does not tell whose {axis} won"
 
 
-def idle(keys: Iterable[tuple[str, str]]) -> str:
-    """Generators that are not compared."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
-    return f"not compared, since nothing is drawn from them after the save: {names}"
-
-
 def seen_too_little(names: Sequence[str], number: int) -> str:
     """Parameters of which a load cannot be seen."""
     told = f"{len(names)} of {number} parameters are what was saved before the load already"
     return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
+
+
+AGAIN = {**WORDS, "missing": "not there any more", "extra": "was not there before"}
+"""What became of a value between a load and the save after it."""
 
 
 def of_again(found: Sequence[EntryDifference]) -> str:
@@ -377,7 +391,7 @@ def of_again(found: Sequence[EntryDifference]) -> str:
         return ""
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     one = found[0]
-    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}) is {one.kind}{more}."
+    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}): {AGAIN[one.kind]}{more}."
 
 
 def _what(found: Sequence[Difference]) -> str:
@@ -422,6 +436,8 @@ def _first(found: Sequence[Difference]) -> str:
     what = _value(one)
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
+    if one.key.role == "rng":
+        return f"The random state of {one.key.fqn} is another one: it was not restored, or drawn from afterwards."
     if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}."
     wrong, right = _number(one.observed_first), _number(one.expected_first)

@@ -99,7 +99,7 @@ def test_commands_name_a_folder_that_is_not_looked_through(out: str, place: str)
 def test_what_was_left_out_is_counted() -> None:
     report = samples.report()
     assert report.unsupported() == [("torch-fsdp2", "FSDP2 offloads all of a unit or nothing", 2)]
-    assert report.normalisations() == [("torch-fsdp2", "exp_avg equivalent: zeros", 1)]
+    assert report.normalisations() == [("torch-fsdp2", "exp_avg: zeros", 1)]
 
 
 def test_headlines_fall_back_from_explanation_to_error_to_differences_to_reason() -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from shardproof.resilience import commands
-from shardproof.resilience.events import Event
+from shardproof.resilience.events import Event, Link, Trace, tree_of, write_tree
 from shardproof.resilience.run import ResilienceRequest, StackResult
+from shardproof.resilience.scorecard import exit_status
 from shardproof.resilience.stack_processes import HostError
-from shardproof.resilience.states import State
+from shardproof.resilience.states import State, crash_states, states_called
 from shardproof.trainer.command.asked import asked_command
 from shardproof.trainer.command.runs import Runs
 
@@ -104,6 +105,37 @@ def test_one_trial_is_made_again(tmp_path: Path) -> None:
     )  # fmt: skip
     assert trace.events[0] == Event("truncate", "last.safetensors", offset=0)
     assert (tmp_path / "state/last.safetensors").read_bytes() == b""
+
+
+@traced
+def test_a_link_to_the_latest_checkpoint_is_one_in_every_folder(tmp_path: Path) -> None:
+    ready = commands.prepared(runs_of(tmp_path, "links syncs"))
+    assert ready.trace.base["LATEST"] == Link(b"step_2")
+    at = next(n for n, event in enumerate(ready.trace.events) if event.kind == "symlink")
+    assert str(ready.trace.events[at]) == "symlink NEW to step_3"
+    made = {}
+    for state in states_called({f"killed@{at + n}" for n in range(3)}, ready.trace, commands.KINDS):
+        made[state.tree["LATEST"]] = ready.made(state).outcome
+    assert made == {b"step_2": "resumed", b"step_3": "resumed"}
+    assert (tmp_path / "state/LATEST").readlink() == Path("step_3")
+
+
+def test_a_link_out_of_the_folder_is_never_followed(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside.write_bytes(b"kept")
+    folder.mkdir()
+    (folder / "out").symlink_to(outside)
+    write_tree(tree := tree_of(folder), tmp_path / "made")
+    assert tree == {"out": Link(os.fsencode(outside))}
+    assert (tmp_path / "made/out").is_symlink()
+    trace = Trace(tree, (Event("unlink", "out"), Event("symlink", "in", data=b"a")))
+    assert [state.tree for state in crash_states(trace, ("killed",))] == [tree, {}, {"in": Link(b"a")}]
+
+
+def test_an_error_of_a_command_is_a_failure_and_one_of_a_load_is_none() -> None:
+    stack = {"trials": 1, "kind": {"killed": {"error": {"count": 1, "trial": "killed@1"}}}}
+    assert exit_status({"stack": [stack]}) == 0
+    assert exit_status({"stack": [stack | {"outcomes": ["resumed", "error"]}]}) == 1
 
 
 def test_states_between_files_come_first() -> None:

@@ -45,6 +45,7 @@ class Simulation:
         self.scenario, self.fault, self.draws, self.wins = scenario, fault, draws, wins
         self.saved: dict[int, State] = {}
         self.notes: tuple[str, ...] = ()
+        self.tie: Callable[[Op], str] | None = None
 
     def observed(self, session: Session) -> Iterator[tuple[Op, State]]:
         """What is seen after each operation of a session."""
@@ -95,7 +96,7 @@ class Simulation:
             seen = list(self.observed(session))
             paths = [folder / f"{number}-{rank}" for rank in range(session.ops[0].mesh.world)]
             for rank, path in enumerate(paths):
-                blobs = [] if session.name in (failures or {}) else [self.blob(op, rank, state) for op, state in seen]
+                blobs = [self.blob(op, rank, state) for op, state in seen if session.name not in (failures or {})]
                 path.write_bytes(b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs))
             files.append([str(path) for path in paths])
         self.write_checkpoints(folder)
@@ -109,6 +110,9 @@ class Simulation:
         records = [record(op.index, rank, key, value) for key, value in state.items()]
         notes = [whole(op.index, 0, "note", str(n), "utf8", (len(text),), text.encode())
                  for n, text in enumerate(self.notes) if not rank]  # fmt: skip
+        if self.tie is not None:
+            told = self.tie(op).encode()
+            notes.append(whole(op.index, rank, "tied", "w = v", "utf8", (len(told),), told))
         return pack([*records, *notes])
 
     def write_checkpoints(self, folder: Path) -> None:

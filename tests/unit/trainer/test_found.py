@@ -14,7 +14,10 @@ import found_cases as cases
 import numpy as np
 import pytest
 import torch
+from shardproof.errors import UsageError
 from shardproof.observe.assemble import assemble
+from shardproof.trainer.base import Trainer
+from shardproof.trainer.rank import Rank, pairs_of
 from shardproof.trainer.rank.found import Item, State
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
@@ -340,9 +343,69 @@ def test_loose_tensors_arrays_and_numbers() -> None:
 def test_a_tensor_that_a_step_makes_anew_is_told_and_not_recorded() -> None:
     roots = {"last_loss": torch.ones(()), "batch": {"x": torch.ones(2)}, "lossless": torch.ones(1)}
     assert list(values(**roots)) == ["extra_state rank0.lossless"]
-    assert State(roots, 0, 1).found[0] == Item(
-        "last_loss", "tensor", "Tensor of [], not recorded: by its name a step makes it anew"
-    )
+    told = State(roots, 0, 1).found[0]
+    assert told.name == "last_loss"
+    assert "not recorded: by its name a step makes it anew; to have it compared, give it another name" in told.detail
+
+
+def test_what_a_state_of_ones_own_names_is_recorded_as_all_ranks_whatever_its_name() -> None:
+    held = torch.ones(2)
+    roots = {
+        "other": [held], "loss": torch.ones(()), "absent": None,
+        "metrics": {"z_loss": 0.5, "seen": 0, "none": 0, "deep": [True, b"rng"]},
+        "table": np.arange(3), "gain": np.float32(2), "curve": held,
+    }  # fmt: skip
+    logical, _ = assemble(State(roots, 0, 1, ["metrics.deep.*", "table"], named=roots.keys() - {"other"}).records(1))
+    assert {key.fqn for key in logical if key.role == "extra_state"} == {
+        "loss", "metrics.z_loss", "metrics.seen", "metrics.none", "rank0.metrics.deep.0", "rank0.metrics.deep.1",
+        "rank0.table", "gain", "curve",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "start", "elements"), [(0, 0, [0.0, 1, 2, 3]), (1, 4, [4.0, 5])])
+def test_a_parameter_that_zero3_has_taken_apart_is_its_partition(
+    monkeypatch: pytest.MonkeyPatch, rank: int, start: int, elements: list[float]
+) -> None:
+    module = nn.Linear(3, 2, bias=False)
+    weight: Any = module.weight
+    weight.data = torch.empty(0)
+    weight.ds_shape, weight.ds_process_group = torch.Size((2, 3)), None
+    weight.ds_tensor = torch.arange(8.0)[4 * rank : 4 * rank + 4]  # the last two elements are padding
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: rank)
+    (record,) = (one for one in State({"model": module}, rank, 2).records(1) if one.role == "param")
+    assert (record.fqn, record.shape, record.start, record.size) == ("weight", (2, 3), (start,), (len(elements),))
+    assert np.frombuffer(record.data, np.float32).tolist() == elements
+
+
+def test_what_a_trainers_own_state_names_is_told_from_its_attributes() -> None:
+    class Mine(Trainer):
+        def state(self) -> dict[str, Any]:
+            return super().state() | {"other": self.held, "seen": 3, "held": self.held}
+
+    rank: Any = object.__new__(Rank)
+    rank.trainer = Mine()
+    rank.trainer.held = [torch.ones(1)]
+    assert (rank._asked().keys(), rank.named) == ({"held", "other", "seen"}, {"other", "seen"})
+    assert "_attributes" not in rank._asked()
+    Mine.state = lambda self: {"held": self.held}  # type: ignore[method-assign]
+    assert (rank._asked().keys(), rank.named) == ({"held"}, {"held"})
+
+
+@pytest.mark.parametrize("wrong", [("a", "b"), ["a"], [("a",)], "ab", [("a", 1)]])
+def test_names_of_one_parameter_in_another_form_are_bad_input(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="two names of one parameter or more"):
+        list(pairs_of(wrong))
+    assert list(pairs_of([("a", "b", "c"), ["d", "e"]])) == [("a", "b"), ("a", "c"), ("d", "e")]
+
+
+def test_two_names_are_one_parameter_where_they_share_its_memory() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2), "d": nn.Linear(2, 2)})
+    module["b"].weight = module["a"].weight
+    module["c"].weight.data = module["a"].weight.data
+    module["d"].load_state_dict(module["a"].state_dict())
+    state = State({"model": module}, 0, 1)
+    tied = {other: state.tie("a.weight", f"{other}.weight") for other in ("b", "c", "d", "e")}
+    assert tied == {"b": "one", "c": "one", "d": "two", "e": "not here"}
 
 
 def test_the_tensors_of_a_container_are_one_line() -> None:

@@ -62,7 +62,7 @@ def compare(folder: Path, name: str, world: int, one: Callable[..., Any], **opti
     found = shared(logical)
     assert found.keys() == expected.keys()
     assert [key for key in expected if found[key] != expected[key]] == []
-    for _, hidden, unchanged in told(folder, name, world):
+    for _, hidden, unchanged, _ in told(folder, name, world):
         assert (hidden, unchanged) == ([], True)
 
 
@@ -77,6 +77,14 @@ def test_a_tied_parameter_is_recorded_under_each_name_and_its_moments_under_one(
     logical, _ = joined(two, name, 2)
     assert {("param", "first.up.weight"), ("param", "second.up.weight")} <= shared(logical).keys()
     assert ("exp_avg", "second.up.weight") not in shared(logical)
+    assert {tie for *_, tie in told(two, name, 2)} == {"one"}
+
+
+@pytest.mark.parametrize(
+    "name", ["ddp adamw", "fsdp1 full_shard originals adamw", "fsdp1 full_shard flat adamw", "fsdp2 adamw"]
+)
+def test_parameters_that_are_not_tied_are_two(name: str, two: Path) -> None:
+    assert {tie for *_, tie in told(two, name, 2)} == {"two"}
 
 
 @pytest.mark.parametrize("name", [name for name in cases.FOUR if "hybrid" in name])
@@ -98,7 +106,7 @@ def test_loose_tensors_have_boxes_too(four: Path) -> None:
         value = values[f"table.{name}"]
         assert (value.dtype, value.shape, value.data) == ("fp32", (5, 7), table)
     assert [values[f"rank{rank}.table.uneven"].shape for rank in range(4)] == [(1 + rank, 2) for rank in range(4)]
-    for _, hidden, unchanged in told(four, "tables", 4):
+    for _, hidden, unchanged, _ in told(four, "tables", 4):
         assert unchanged
         assert [item.name for item in hidden] == ["table.summed"]
         assert "nobody the sum" in hidden[0].detail

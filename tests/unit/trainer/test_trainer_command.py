@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.compare.differences import EntryDifference
 from shardproof.errors import UsageError
+from shardproof.result import ArmResult
 from shardproof.trainer.command.asked import asked_command
-from shardproof.trainer.command.checkpoints import change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.checkpoints import Compared, change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.process import said_last
+from shardproof.trainer.command.text import document
 
 from tests.paths import PYTHONPATH, ROOT
 
@@ -140,6 +144,19 @@ def test_a_value_of_every_tensor_is_changed(tmp_path: Path) -> None:
     assert found["s"].tolist() == [1.0]  # which may be a count of steps
 
 
+def test_the_page_lists_what_differs_and_escapes_it(tmp_path: Path) -> None:
+    step = EntryDifference("<b>state.step", "step", "value", first_a="4", first_b="2")
+    differing = {"resumed": Compared((step,), 1, sides=(tmp_path / "whole/step 4", tmp_path / "resumed/step 4"))}
+    arms = [ArmResult("twice", "pass", ""), ArmResult("resumed", "mismatch", "It ends with another checkpoint.")]
+    asked = asked_command(f"{sys.executable} <i> {{folder}} {{until}}", "2,4", "", "")
+    page = page_of(document(asked, arms, {"whole": 1.5}, tmp_path), differing)
+    assert "1 of 2 arms pass, and resumed failed" in page
+    assert "&lt;b&gt;state.step" in page
+    assert "<b>state.step" not in page
+    assert "<i>" not in page
+    assert f"shardproof diff &#39;{tmp_path}/whole/step 4&#39; &#39;{tmp_path}/resumed/step 4&#39;" in page
+
+
 # Real scripts
 
 
@@ -191,6 +208,8 @@ Root Cause (first observed failure):
 ============================================================
 """
 
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6051"
+
 
 @pytest.mark.parametrize(
     ("output", "said"),
@@ -198,6 +217,8 @@ Root Cause (first observed failure):
         (TORCHRUN, "OSError: [Errno 22] Invalid argument"),
         ("Traceback:\nmodule.LoadError: no step\n  warning: a thread\n", "module.LoadError: no step"),
         ("KeyError: 'step'\nRuntimeError: at the end\n", "RuntimeError: at the end"),
+        (f"[rank0]: AssertionError: step_4 already exists\n[rank1]: {LOST}\n", "AssertionError: step_4 already exists"),
+        (f"[rank1]: {LOST}\n", LOST),
         ("subprocess.CalledProcessError: Command 'x'\n", "subprocess.CalledProcessError: Command 'x'"),
         ("no checkpoint was found\n=====\n\n", "no checkpoint was found"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),

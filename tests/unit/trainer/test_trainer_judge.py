@@ -20,6 +20,7 @@ from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
+from shardproof.trainer.notes import of_one_way
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
 from shardproof.trainer.twin import NoTwin
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
@@ -91,6 +92,7 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
         (only("resumed", "load", MOMENT, plus), "resumed", "Right after the load exp_avg of w differ"),
         (only("resumed", "load", LR, lambda _: "0.3"), "resumed", "setting of group0.lr is 0.3, and should be 0.1"),
         (only("resumed", "load", RNG, plus), "resumed", "Right after the load 2 random states differ"),
+        (only("resumed", "load", RNG, plus), "resumed", "The random state of rank0.cpu is another one: it was not"),
         (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all is equal, but after a step"),
         (only("resumed", "step", COUNT, plus, 3), "resumed", "step of w is 5.0, and should be 4.0"),
         (only("used", "load", MOMENT, plus), "used", "left with something of its own: exp_avg of w differ"),
@@ -106,6 +108,25 @@ def test_a_fault_is_seen_by_its_arm(folder: Path, fault: Fault, arm: str, senten
     assert found["verdict"] == "mismatch"
     assert found["differences"]
     assert sentence in failed(found)[arm]
+
+
+@pytest.mark.parametrize(
+    ("tie", "verdict", "sentence"),
+    [
+        (lambda op: "one", "pass", ""),
+        (lambda op: "two" if (op.arm, op.kind) == ("resumed", "load") else "one", "mismatch",
+         "After `load` in resumed, w and v are two parameters of different values; `tied` says that they are one."),
+        (lambda op: "not here", "unknown", "`tied` names v, and no parameter is called so."),
+    ],
+)  # fmt: skip
+def test_names_of_one_parameter_are_looked_at_after_each_operation(
+    folder: Path, tie: Any, verdict: str, sentence: str
+) -> None:
+    simulated = simulation(folder)
+    simulated.tie = tie
+    arms = {arm["name"]: arm for arm in simulated.judged(folder)["arms"]}
+    assert arms["tied"]["verdict"] == verdict
+    assert arms["tied"]["sentence"].startswith(sentence)
 
 
 def test_a_run_that_is_not_the_same_twice_is_told_first_and_nothing_else_is_claimed_of_it(folder: Path) -> None:
@@ -304,6 +325,32 @@ def test_a_trainer_without_state_is_unknown(folder: Path) -> None:
     assert found["verdict"] == "unknown"
 
 
+def test_what_the_ranks_have_differently_is_told_once(folder: Path) -> None:
+    class Apart(Simulation):
+        def blob(self, op: Op, rank: int, state: State) -> bytes:
+            return super().blob(op, rank, state | ({PARAM: state[PARAM] + np.float32(rank)} if rank else {}))
+
+    fault = only("resumed", "step", PARAM, plus, 2)
+    found = failed(Apart(simulation(folder).scenario, fault).judged(folder))
+    assert found["ranks agree"].startswith("The ranks' pieces of param of w do not fit together")
+    assert found["resumed"] == wording.SAME_AS_AGREE
+
+
+def test_a_value_that_a_step_makes_anew_is_not_missed_right_after_a_load(folder: Path) -> None:
+    loss = ("extra_state", "metrics.loss")
+
+    def fault(session: Session, op: Op, state: State) -> None:
+        state.pop(loss, None) if op.kind in ("build", "load") else state.update({loss: str(op.iteration)})
+        if (session.name, op.kind, op.iteration) == ("used", "step", 2):
+            state[loss] = "7"
+
+    arms = {arm["name"]: arm for arm in judged(folder, fault, program="arms resumed used")["arms"]}
+    assert arms["resumed"]["verdict"] == "pass"
+    told = "not compared right after the load, since no checkpoint need hold it: extra_state of metrics.loss"
+    assert told in arms["resumed"]["notes"]
+    assert "metrics.loss is 7, and should be 2" in arms["used"]["sentence"]
+
+
 def test_a_trainer_that_trains_nothing_is_unknown(folder: Path) -> None:
     class Idle(Simulation):
         def blob(self, op: Op, rank: int, state: State) -> bytes:
@@ -420,6 +467,13 @@ def test_two_ways_that_come_to_the_same_pass_whatever_their_settings_say(folder:
     assert alike(folder, promise, only("alike way", "build", LR, lambda _: "7")) == ("pass", "", [settings])
 
 
+def test_random_states_that_two_ways_have_differently_are_named(folder: Path) -> None:
+    verdict, _, notes = alike(folder, "bits", only("alike way", "step", RNG, plus, 1))
+    assert verdict == "pass"
+    assert notes == ["not alike, and not compared, since one way may draw more numbers than the other: "
+                     "rng of rank0.cpu, rng of rank1.cpu"]  # fmt: skip
+
+
 @pytest.mark.parametrize("key", [PARAM, MOMENT])
 def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: tuple[str, str]) -> None:
     verdict, sentence, notes = alike(folder, "rounding", only("alike way", "step", key, plus, 1))
@@ -444,7 +498,7 @@ def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
 def test_state_that_only_one_way_has_is_left_out_and_named(folder: Path) -> None:
     verdict, _, notes = alike(folder, "bits", only("alike way", "step", MOMENT, gone, 2))
     assert verdict == "pass"
-    assert notes == [f"{wording.of_one_way([])}exp_avg of w"]
+    assert notes == [f"{of_one_way([])}exp_avg of w"]
 
 
 def test_a_parameter_that_is_missing_is_no_matter_of_taste(folder: Path) -> None:

@@ -10,6 +10,7 @@ from shardproof.result import ArmResult, Result
 from shardproof.scenario import Scenario
 from shardproof.trainer import text
 from shardproof.trainer.described import Described
+from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
 
 TRAINER = Described(Path("mine.py"), "Mine", "", {"lr": ("1", "2", "3")})
@@ -34,6 +35,14 @@ def test_cells_that_fail_alike_but_for_numbers_are_told_once() -> None:
     assert "    MISMATCH  resumed: `load` restored nothing" in lines
     assert "  resumed: not compared, a (3 cells)" in lines
     assert lines[-1] == "mine:Mine: 3 mismatch"
+
+
+def test_arms_that_say_no_more_than_that_ranks_disagree_are_one_line() -> None:
+    arms = [ArmResult("ranks agree", "mismatch", "w is apart"),
+            *(ArmResult(name, "mismatch", SAME_AS_AGREE) for name in ("resumed", "written"))]  # fmt: skip
+    lines = text.render(TRAINER, [result("", Verdict.MISMATCH, arms=tuple(arms))]).splitlines()
+    at = lines.index("    MISMATCH  ranks agree: w is apart")
+    assert lines[at + 1] == "    the same in 2 more: resumed, written"
 
 
 @pytest.mark.parametrize(

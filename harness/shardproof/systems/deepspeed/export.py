@@ -6,36 +6,21 @@ A script runs on the library's own accelerator for CPUs, so that nothing has to 
 
 from __future__ import annotations
 
-from math import log2
 from typing import Any
 
 from shardproof.export.case import KEPT, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
-from shardproof.export.model import TORCH_NAME, model_values, odd_part, optimizer_call, start, tensor_call
+from shardproof.export.model import TORCH_NAME, model_values, odd_part, optimizer_call
 from shardproof.export.script import Draft
 from shardproof.models import storage_dtype
-from shardproof.scenario import Scenario
 from shardproof.systems.deepspeed import export_own
-from shardproof.systems.deepspeed.accepts import (
-    EAGER,
-    NO_OPTIMIZER,
-    NO_REDUCE_SCATTER,
-    OFFLOADS,
-    OVERLAP,
-    PERSISTENT,
-    SMALL_BUCKETS,
-    STAGES,
-    WRITER,
-)
-from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, WINDOW
-from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS
+from shardproof.systems.deepspeed.accepts import NO_OPTIMIZER, OFFLOADS, STAGES
+from shardproof.systems.deepspeed.export_engine import INITIALIZE, engine_config, start_lines
+from shardproof.systems.deepspeed.flat import ROUND_ROBIN
 
 CLASSES = {"sgd": "torch.optim.SGD", "adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW"}
 SETTINGS = ("lr", "weight_decay")
 """Settings of param groups that a script compares."""
 STATE_KEYS = {"momentum": "momentum_buffer"}
-
-BUCKET, SMALL_BUCKET, PERSISTENT_SIZE = 4096, 16, 20
-"""Elements of buckets, and of what stage 3 keeps whole: the library's own are made for models of billions."""
 
 
 def draft_script(case: FailureCase) -> Draft:
@@ -46,7 +31,7 @@ def draft_script(case: FailureCase) -> Draft:
     """
     scenario, model = case.scenario, model_values(case)
     idle = _idle(case)
-    own = export_own.draft_loss_scaling_script(case, _config(scenario), {"start": "\n".join(_start(case))})
+    own = export_own.draft_own(case)
     if own is not None:
         return own
     case.require_comparable()
@@ -56,13 +41,12 @@ def draft_script(case: FailureCase) -> Draft:
         **model,
         "idle": idle if exact else {},
         "odd": odd_part(case.ops[-1].mesh.dp * scenario.microbatches),
-        "config": _config(scenario),
+        "config": engine_config(scenario),
         "optimizer": optimizer_call(case, CLASSES, {"nesterov": True} if scenario.optimizer.nesterov else {}),
         "exact": exact,
         "stepping": case.does("step"),
         "model_call": _model_call(model, idle, exact=exact),
         "tp_cut": False,
-        "lone": _lone(case),
         "dp": case.ops[-1].mesh.dp,
         "stage": STAGES[scenario.sharding],
         "fp16": scenario.dtype.storage == "fp16",
@@ -154,7 +138,7 @@ def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
     converting = {"works": "ds_to_universal converts the checkpoint"} if "ds_to_universal.py" in traceback else {}
     refused = {"except": "pickle.UnpicklingError"} if case.focus.error.endswith("UnpicklingError") else {}
     return refused | {
-        "start": "\n".join(_start(case)),
+        "start": "\n".join(start_lines(case)),
         "build": "\n".join(_build(values)),
         "step": "\n".join(_step(case)),
         "save": "\n".join(save),
@@ -164,48 +148,21 @@ def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _start(case: FailureCase) -> list[str]:
-    """The lines that join the ranks, on a machine without a GPU."""
-    alone = case.ops[-1].mesh.world == 1
-    lines = [
-        'os.environ["LOCAL_RANK"] = "0"' if alone else 'os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])',
-        'deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo does without this kernel',
-        start(case, "gloo"),
-    ]
-    if WRITER in case.scenario.options:
-        lines.insert(0, 'os.environ.update(CROSS_RANK="0", CROSS_SIZE="1")  # as the library\'s launcher says it')
-    if case.scenario.dtype.storage == "fp16":
-        fp16 = "get_accelerator().is_fp16_supported = lambda: True  # torch computes fp16 on any CPU"
-        lines.insert(0, f"deepspeed.accelerator.{fp16}")
-    return lines
-
-
-def _lone(case: FailureCase) -> str:
-    """The entries of a model of one module whose weights go through a checkpoint; empty for another model."""
-    if not case.weights_alone or len(case.modules) > 1 or case.focus.role != "param":
-        return ""
-    return ", ".join(f'"{p.name}": {tensor_call(case, p)}' for p in case.modules[0].params)
-
-
 def _build(values: dict[str, Any]) -> list[str]:
-    given = "parameters" if values["frozen"] and not values["lone"] else "model.parameters()"
+    given = "parameters" if values["frozen"] else "model.parameters()"
     lines = ["model = make_model($number)"]
-    if values["lone"]:
-        lines = ["torch.manual_seed($number)", f"model = nn.ParameterDict({{{values['lone']}}})"]
-    lines += [] if values["lone"] else [f"model.{block}.requires_grad_(False)" for block in values["frozen"]]
-    if values["groups"] and not values["lone"]:
+    lines += [f"model.{block}.requires_grad_(False)" for block in values["frozen"]]
+    if values["groups"]:
         lines.append(
             'parameters = [{**own, "params": [model.get_parameter(n) for n in names]} for own, names in GROUPS]'
         )
         given = "parameters"
-    elif values["frozen"] and not values["lone"]:
+    elif values["frozen"]:
         lines.append("parameters = [p for p in model.parameters() if p.requires_grad]")
     return [
         *lines,
         f"optimizer = {values['optimizer'].replace('parameters', given)}",
-        "model, optimizer, _, _ = deepspeed.initialize(",
-        "    model=model, optimizer=optimizer, config=CONFIG, dist_init_required=False",
-        ")",
+        *INITIALIZE,
     ]
 
 
@@ -224,53 +181,3 @@ def _step(case: FailureCase) -> list[str]:
     loss = f"model(({ones}, batch))[0].sum()" if exact else f"model({ones}).sum()"
     every = f"for {'batch' if exact else '_'} in {batches}:"
     return [every, f"    model.backward({loss})", "    model.step()", *around]
-
-
-def _config(scenario: Scenario) -> dict[str, Any]:
-    """The engine's configuration: what the scenario asks for, and buckets of a size for tiny models."""
-    ask, options, stage = scenario.optimizer, scenario.options, STAGES[scenario.sharding]
-    zero: dict[str, Any] = {
-        "stage": stage, "reduce_bucket_size": SMALL_BUCKET if SMALL_BUCKETS in options else BUCKET,
-    }  # fmt: skip
-    if SMALL_BUCKETS in options:
-        zero["allgather_bucket_size"] = SMALL_BUCKET
-    zero |= {"reduce_scatter": False} if NO_REDUCE_SCATTER in options else {}
-    for word, name in (
-        (OVERLAP, "overlap_comm"),
-        (ROUND_ROBIN, "round_robin_gradients"),
-        (ALIGNED, "parameter_alignment"),
-    ):
-        zero |= {name: True} if word in options else {}
-    if scenario.offload.fraction:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if stage == 3:
-        zero["stage3_param_persistence_threshold"] = PERSISTENT_SIZE if PERSISTENT in options else 0
-        zero |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0} if EAGER in options else {}
-        zero |= {"sub_group_size": SUB_GROUP_SIZE} if SUB_GROUPS in options else {}
-    asked: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
-    if scenario.microbatches > 1:
-        asked["gradient_accumulation_steps"] = scenario.microbatches
-    asked |= {"gradient_clipping": ask.clip}  # its default is to clip
-    asked |= {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
-    if scenario.offload.fraction:
-        asked["zero_force_ds_cpu_optimizer"] = False
-    if scenario.dtype.storage == "bf16":
-        asked["bf16"] = {"enabled": True}
-    if scenario.dtype.storage == "fp16":
-        asked["fp16"] = {"enabled": True, **_loss_scale(scenario)}
-    if scenario.dtype.reduce:
-        asked["data_types"] = {"grad_accum_dtype": scenario.dtype.reduce}
-        asked["communication_data_type"] = scenario.dtype.reduce
-    if scenario.checkpoint == "universal":
-        asked["checkpoint"] = {"load_universal": True}
-    if WRITER in scenario.options:
-        asked["checkpoint"] = asked.get("checkpoint", {}) | {"writer": {"type": "python"}}
-    return asked
-
-
-def _loss_scale(scenario: Scenario) -> dict[str, Any]:
-    scale = scenario.optimizer.loss_scale
-    if not scale:
-        return {"loss_scale": 1}
-    own: dict[str, Any] = {"initial_scale_power": int(log2(scale)), "loss_scale_window": WINDOW}
-    return own | ({"hysteresis": 1} if NO_HYSTERESIS in scenario.options else {})

@@ -37,13 +37,17 @@ STATE = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "step")
 
 
 class CommandArms:
-    """The arms of one command, in the order in which they can be judged."""
+    """The arms of one command, in the order in which they can be judged.
+
+    differing: arm → what differs in the two checkpoints that it compared, where something does.
+    """
 
     def __init__(self, runs: Runs) -> None:
         self.runs, self.asked = runs, runs.asked
         self.unsteady: set[str] = set()
         self.other_bytes: set[str] = set()
         self.early: ArmResult | None = None
+        self.differing: dict[str, Compared] = {}
 
     def judged(self) -> Iterator[ArmResult]:
         """The verdicts, each as soon as it is there. Where the whole run fails, there is no other arm.
@@ -103,6 +107,7 @@ class CommandArms:
         if found.why:
             return self._by_bytes(TWICE, found)
         if any(one.role != PLAIN for one in found.found):
+            self.differing[TWICE] = found
             sentence = text.of_unsteady(found.found)
             return ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, sentence, text.unread(found.unread))
         return ArmResult(TWICE, Verdict.PASS.value, "", (*text.unread(found.unread), *text.moving(found.found)))
@@ -121,6 +126,8 @@ class CommandArms:
         if not left and found.names <= len(self.unsteady):
             return ArmResult(name, Verdict.UNSUPPORTED.value, text.ALL_UNSTEADY)
         verdict = Verdict.MISMATCH if left else Verdict.PASS
+        if left:
+            self.differing[name] = replace(found, found=left)
         notes = text.unread(sorted({*found.unread} - self.other_bytes))
         return ArmResult(name, verdict.value, sentence(left, self.asked) if left else "", notes)
 

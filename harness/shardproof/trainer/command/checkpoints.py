@@ -56,12 +56,13 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Compared:
     """What two checkpoints have in common. names: how many were compared. unread: files that nobody reads, of other
-    bytes. why: why nothing could be compared; else empty."""
+    bytes. why: why nothing could be compared; else empty. sides: where the expected one is, and the found."""
 
     found: tuple[EntryDifference, ...] = ()
     names: int = 0
     unread: tuple[str, ...] = ()
     why: str = ""
+    sides: tuple[Path, Path] = (Path(), Path())
 
 
 def number_of(name: str) -> int | None:
@@ -118,15 +119,17 @@ def _layouts() -> tuple[Layout[Any], ...]:
 def compared(expected: Checkpoint, observed: Checkpoint) -> Compared:
     """What differs between two checkpoints; A of a difference is what was expected."""
     everything = _Everything({one.folder: one.paths for one in (expected, observed)})
+    sides = expected.path, observed.path
     try:
         found = compare(CompareRequest(expected.folder, observed.folder, [everything]), SilentProgress())
     except UsageError as error:
         if expected is not observed and not compared(expected, expected).why:
-            return Compared((EntryDifference("the checkpoint", "file", "kind", detail=str(error)),), 1)
+            return Compared((EntryDifference("the checkpoint", "file", "kind", detail=str(error)),), 1, sides=sides)
         return Compared(unread=_other_bytes(expected, observed, None), why=str(error))
     unread = {path.relative_to(folder) for path in everything.unread for folder in everything.paths
               if path.is_relative_to(folder)}  # fmt: skip
-    return Compared(found.found, sum(found.compared.values()), _other_bytes(expected, observed, unread))
+    names = sum(found.compared.values())
+    return Compared(found.found, names, _other_bytes(expected, observed, unread), sides=sides)
 
 
 def _other_bytes(expected: Checkpoint, observed: Checkpoint, among: Iterable[Path] | None) -> tuple[str, ...]:
@@ -162,7 +165,9 @@ def change_values(folder: Path) -> None:
                 places.update(_first_element(tensor))
     finally:
         contents.files.close()
-    for path, at, bit in places:
+    for path, at, bit in {(path.resolve(), at, bit) for path, at, bit in places}:
+        if not path.is_relative_to(folder.resolve()):
+            continue  # a symbolic link leads out of the folder
         before = path.stat()
         with path.open("r+b") as file:
             file.seek(at)

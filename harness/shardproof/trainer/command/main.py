@@ -8,11 +8,13 @@ from pathlib import Path
 
 from shardproof.errors import UsageError
 from shardproof.folders import at_work_in
+from shardproof.report.html import INDEX
 from shardproof.report.publish import publish
 from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.arms import CommandArms
 from shardproof.trainer.command.asked import AskedCommand
+from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.runs import Runs, on_stderr
 from shardproof.verdict import ExitStatus, Verdict, exit_status
 
@@ -41,10 +43,11 @@ def examine(asked: AskedCommand, out: Path, deadline_s: float, json_file: Path |
             runs.end()
             raise
         if arms:
-            print(text.render(arms, judging.whole), end="")
-        document = json.dumps(text.document(asked, arms, runs.seconds(), out), indent=1)
+            print(text.render(arms, judging.whole, judging.differing), end="")
+        document = text.document(asked, arms, runs.seconds(), out)
         for file in filter(None, (out / RESULTS, json_file)):
-            publish(file, document)
+            publish(file, json.dumps(document, indent=1))
+        publish(out / INDEX, page_of(document, judging.differing))
         if interrupted:
             print("interrupted: the same command resumes the run", file=sys.stderr)
             return INTERRUPTED
@@ -53,7 +56,7 @@ def examine(asked: AskedCommand, out: Path, deadline_s: float, json_file: Path |
             runs.forget()
         else:
             runs.end()
-    print(f"results: {out / RESULTS}")
+    print(f"report: {out / INDEX}")
     print(f"{asked.name}: {verdict.value}")
     status = exit_status({verdict: 1})
     return ExitStatus.HARNESS if status is ExitStatus.NOTHING_RUN else status

@@ -28,6 +28,8 @@ LAST_LINES = 8
 LAST_BYTES = 1 << 16
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$")
 """The line of a Python traceback that names the exception; torchrun's workers say which rank they are before it."""
+ECHO = re.compile(r"Connection (?:closed|reset|refused)|Broken pipe|remote (?:worker|process)|[Tt]imed out waiting")
+"""What ranks say whose peer has failed: why it did stands elsewhere."""
 LAUNCHERS = ("ChildFailedError", "CalledProcessError")
 """What a launcher raises because its workers failed: why they did stands above."""
 
@@ -80,10 +82,12 @@ def last_lines(log: Path) -> list[str]:
 
 
 def said_last(log: Path) -> str:
-    """Why a run failed, in its own words: the last exception that is not a launcher's, else the last line of text."""
+    """Why a run failed, in its own words: the last exception that is neither a launcher's nor that of a rank which lost
+    its peer, as far as there is one; else the last line of text."""
     lines = _lines_of(log)
     raised = [found[1] for line in lines if (found := EXCEPTION.match(line.strip()))]
     own = [line for line in raised if not line.partition(":")[0].endswith(LAUNCHERS)]
+    own = [line for line in own if not ECHO.search(line)] or own
     words = [line for line in lines if any(char.isalnum() for char in line)]
     return next(reversed(own or words), "it said nothing")
 

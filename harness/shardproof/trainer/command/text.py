@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def nothing_to_resume(cut: int, ran: Ran) -> str:
 
 def is_until(one: EntryDifference, asked: AskedCommand) -> bool:
     """Whether a plain value is nothing but `{until}`, as a checkpoint with the script's own arguments has it."""
-    return one.kind == "value" and _shown(one) == (str(asked.whole), str(asked.cut))
+    return one.kind == "value" and shown(one) == (str(asked.whole), str(asked.cut))
 
 
 def until_itself(found: Sequence[EntryDifference]) -> tuple[str, ...]:
@@ -129,7 +130,7 @@ def of_last(found: Sequence[EntryDifference]) -> str:
     return f"It ends with another checkpoint: {_what(found)} differ. {_first(found)}"
 
 
-def _shown(one: EntryDifference) -> tuple[str, str]:
+def shown(one: EntryDifference) -> tuple[str, str]:
     """A value, or the first that differs, as it should be and as it is: `4` of `4 (0x40800000)` and of `4 (int)`."""
     expected, observed = (text.rpartition(" (")[0] or text for text in (one.first_a or one.a, one.first_b or one.b))
     return expected, observed
@@ -138,7 +139,7 @@ def _shown(one: EntryDifference) -> tuple[str, str]:
 def _begins_anew(one: EntryDifference, cut: int) -> bool:
     """Whether a count of steps lacks those before the cut."""
     try:
-        expected, observed = map(float, _shown(one))
+        expected, observed = map(float, shown(one))
     except ValueError:
         return False
     return expected == observed + cut
@@ -165,7 +166,7 @@ def _first(found: Sequence[EntryDifference]) -> str:
     if one.detail:
         return f"{what}: {one.detail}."
     where = " in its first wrong element" if one.kind == "bits" and one.total > 1 else ""
-    expected, observed = _shown(one)
+    expected, observed = shown(one)
     return f"{what} is {observed}{where}, and should be {expected} ({WORDS[one.kind]})."
 
 
@@ -200,12 +201,23 @@ def verdict_of(arms: Iterable[ArmResult]) -> Verdict:
     return merge(failed or [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED] or verdicts)
 
 
-def render(arms: Sequence[ArmResult], whole: Ran) -> str:
-    """The whole text."""
+def diff_of(differing: Compared) -> str:
+    """The command that lists every difference between the two checkpoints of an arm."""
+    return shlex.join(["shardproof", "diff", *map(str, differing.sides)])
+
+
+def render(arms: Sequence[ArmResult], whole: Ran, differing: Mapping[str, Compared]) -> str:
+    """The whole text.
+
+    Args:
+        differing: arm → what differs in the two checkpoints that it compared.
+    """
     lines = [f"{SIGNS[Verdict(arm.verdict)]:<9} {arm.name}{': ' if arm.sentence else ''}{arm.sentence}" for arm in arms]
     told = [f"  {arm.name}: {note}" for arm in arms for note in arm.notes]
     if not whole.ended_well:
         lines += ["", f"the end of {whole.log}:", *(f"  {line}" for line in last_lines(whole.log))]
+    if differing:
+        lines += ["", "everything that differs:", *(f"  {name}: {diff_of(one)}" for name, one in differing.items())]
     if told:
         lines += ["", "what was not compared:", *told]
     lines += ["", f"what no run of a command shows: {UNSEEN}"]

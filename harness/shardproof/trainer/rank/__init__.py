@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardproof.errors import UsageError
 from shardproof.mechanisms.probe_module import Probe, Slot, build_model
 from shardproof.models import model_spec
 from shardproof.observe.record import Record, whole
@@ -28,9 +29,10 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TOLD, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, WHOLE, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.loading import values
@@ -41,6 +43,7 @@ class Rank:
 
     built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
     after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
+    named: what of it no attribute is, or not by this name. tied: pairs of names of what must be one parameter.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -55,6 +58,9 @@ class Rank:
         self.same: dict[str, bool] = {}
         self.cell: Cell | None = None
         self.state: dict[str, Any] = {}
+        self.named: set[str] = set()
+        self.tied: list[tuple[str, str]] = []
+        self.calls = Calls() if "bits" in self.described.alike.values() else None
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -67,7 +73,8 @@ class Rank:
             return
         for probe in self.probes:
             probe.start_step()
-        self._call(lambda: self.trainer.step(op.iteration))
+        with self._watched(op):
+            self._call(lambda: self.trainer.step(op.iteration))
 
     def save(self, op: Op) -> None:
         """Write a checkpoint into an empty folder."""
@@ -82,10 +89,10 @@ class Rank:
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
         cell = self._enter(op)
-        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self.trainer.state())))
+        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self._asked())))
         folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
         resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
-        with self._device():
+        with self._watched(op), self._device():
             self.trainer.fit(cell, op.iteration, folder, resume)
         self.trainer._taken = None
 
@@ -117,7 +124,20 @@ class Rank:
         """Call a method of the trainer's, and ask for its state, on the device that it finds."""
         with self._device():
             method()
-            self.state = self.trainer.state()
+            self.state = self._asked()
+
+    def _asked(self) -> dict[str, Any]:
+        """What the trainer's `state()` says, and which names its own has besides the attributes of every trainer's."""
+        self.trainer._attributes = frozenset()
+        found = self.trainer.state()
+        held, attributes = vars(self.trainer), self.trainer._attributes
+        self.named = {name for name, value in found.items() if name not in attributes or held.get(name) is not value}
+        self.tied = list(pairs_of(self.trainer.tied))
+        return found
+
+    def _watched(self, op: Op) -> AbstractContextManager[None]:
+        """Inside, what modules come to is kept, in the two sessions of which it is asked."""
+        return self.calls.watched() if self.calls and op.arm.startswith((WHOLE, ALIKE)) else nullcontext()
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)
@@ -161,8 +181,14 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike)
+        state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike,
+                      self.named)  # fmt: skip
         yield from state.records(op)
+        for one, other in self.tied:
+            data = state.tie(one, other).encode()
+            yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
+        if self.calls and self.calls.forward:
+            yield self.calls.record(op, self.context.rank)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:
@@ -192,6 +218,20 @@ class Rank:
         probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))
         self.probes.append(probe)
         return Probed(probe, build_model(probe, self.cell.seed))
+
+
+def pairs_of(tied: object) -> Iterator[tuple[str, str]]:
+    """The first name of each parameter with each of its other names.
+
+    Raises:
+        UsageError: a trainer's `tied` has another form.
+    """
+    for names in tied if isinstance(tied, (list, tuple)) else [tied]:
+        if not isinstance(names, (list, tuple)) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+            form = 'tied = [("lm_head.weight", "embed.weight")]'
+            raise UsageError.of("tied", names, "a list whose entries have two names of one parameter or more", form)
+        first, *others = names
+        yield from ((first, other) for other in others)
 
 
 class Probed(nn.Module):

@@ -15,11 +15,12 @@ can be compared, and pieces of one logical tensor have one name on all ranks, so
     rng                           generators, and the random states of Python, numpy and torch
     extra_state                   what any other object's `state_dict` has; tensors that hang on objects or in
                                   containers, but for those that a step makes anew by their name, such as `loss` or
-                                  `batch`; numbers that `state()` names; `get_extra_state` of modules
+                                  `batch`; whatever tensors and plain values the trainer's own `state()` names;
+                                  `get_extra_state` of modules
 
-Parameters, buffers, settings, counts of steps, schedulers and scalers are *logical*: full copies on several ranks must
-agree. What each rank may have for itself is not joined: random states, positions in data, and tensors that hang
-somewhere outside modules and optimizers. Those have `rank{r}.` in front of their names.
+Parameters, buffers, settings, counts of steps, schedulers, scalers and what `state()` names are *logical*: full copies
+on several ranks must agree. What each rank may have for itself is not joined: random states, positions in data, and
+tensors that merely hang somewhere outside modules and optimizers. Those have `rank{r}.` in front of their names.
 
 Looking changes nothing. There is no collective, no `state_dict` of a module or an optimizer, and nothing is made that
 is not there yet.
@@ -27,19 +28,18 @@ is not there yet.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from shardproof.observe.generators import numpy_value, python_value, state_value
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record, whole
-from shardproof.trainer.rank import kinds
+from shardproof.trainer.every_mesh import passes
+from shardproof.trainer.rank import kinds, random_states
 from shardproof.trainer.rank.leaves import leaf_records, leaves
 from shardproof.trainer.rank.modules import Modules, clean, topmost
 from shardproof.trainer.rank.optimizers import Optimizer, taken_by
@@ -89,12 +89,15 @@ class Item:
 class State:
     """What a trainer's `state()` holds on this rank: what was found, what could not be read, and the optimizers, by the
     latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too. local: patterns of
-    names of parameters that are each rank's own. alike: whether all ranks have the same topmost objects of a kind."""
+    names of what is each rank's own. alike: whether all ranks have the same topmost objects of a kind. named: which of
+    the roots the trainer's own `state()` gives, beside the attributes that every trainer's gives."""
 
     def __init__(
-        self, roots: Mapping[str, object], rank: int, world: int, local: Sequence[str] = (), alike: Alike = alone
-    ) -> None:
+        self, roots: Mapping[str, object], rank: int, world: int, local: Sequence[str] = (), alike: Alike = alone,
+        named: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self._roots, self._rank, self._world, self._local, self._alike = roots, rank, world, local, alike
+        self._named = named
         self._latest: Look | None = None
 
     @property
@@ -109,6 +112,10 @@ class State:
     def optimizers(self) -> list[Optimizer]:
         return self._seen.optimizers
 
+    def tie(self, one: str, other: str) -> str:
+        """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`."""
+        return self._seen.tie(one, other)
+
     def records(self, op: int) -> Iterator[Record]:
         """The records of the state as it is now. op: the number of the operation that has just run."""
         self._latest = self._look(op)
@@ -120,7 +127,7 @@ class State:
         return self._latest
 
     def _look(self, op: int) -> Look:
-        look = Look(At(op, self._rank), walk(self._roots), self._local, self._alike)
+        look = Look(At(op, self._rank), walk(self._roots, self._named), self._local, self._alike)
         look.all()
         return look
 
@@ -157,11 +164,17 @@ class Look:
                     self._look_at_generator(met)
                 case kinds.TENSOR:
                     self._look_at_tensor(met)
+                case kinds.CONTAINER if met.named:
+                    self._look_at_values(met)
                 case kinds.ITERATOR | kinds.FILE | kinds.OPAQUE | kinds.OBJECT | kinds.PASSIVE:
                     self._look_at_rest(met)
         self._look_at_global_generators()
         self._tell_tensors()
         self._miss()
+
+    def tie(self, one: str, other: str) -> str:
+        """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`."""
+        return self._modules.tie(one, other)
 
     def _of_kind(self, kind: str) -> list[Met]:
         return [met for met in self.way.met if met.kind == kind]
@@ -327,24 +340,13 @@ class Look:
     def _look_at_generator(self, met: Met) -> None:
         if id(met.value) in self._told[kinds.LOADER]:
             return
-        match met.value:
-            case torch.Generator():
-                value = state_value(met.value.get_state().numpy().tobytes())
-            case random.Random():
-                value = python_value(met.value.getstate())
-            case np.random.RandomState():
-                value = _numpy(met.value.get_state())
-            case _:
-                value = state_value(_packed(met.value.bit_generator.state))
+        value = random_states.of(met.value)
         self._rng(f"{met.path}.generator" if met.path in GLOBAL else met.path, value)
         self._find(met, type(met.value).__name__)
 
     def _look_at_global_generators(self) -> None:
-        self._rng("python", python_value(random.getstate()))
-        self._rng("numpy", _numpy(np.random.get_state()))
-        self._rng("torch", state_value(torch.get_rng_state().numpy().tobytes()))
-        if _cuda_is_in_use():
-            self._rng("cuda", state_value(torch.cuda.get_rng_state().numpy().tobytes()))
+        for name, value in random_states.of_process(cuda=_cuda_is_in_use()):
+            self._rng(name, value)
 
     def _rng(self, name: str, value: Value) -> None:
         self.records.append(whole(self.at.op, self.at.rank, RNG, name, value.dtype, value.shape, value.data))
@@ -353,16 +355,31 @@ class Look:
         value = met.value
         if met.covered or id(value) in self._used or id(value) in self._modules.parameters:
             return
-        if kinds.passes(met.path):
+        if passes(met.path) and not met.named:
             told = f"{type(value).__name__} of {list(value.shape)}, not recorded: by its name a step makes it anew"
-            self._find(met, told)
+            self._find(met, f"{told}; to have it compared, give it another name in `state()`")
             return
+        own = self._of_this_rank(met)
         if isinstance(value, np.ndarray):
-            self._add(met.path, met.kind, array_records(self.at, EXTRA_STATE, owned(self.at.rank, met.path), value))
+            fqn = owned(self.at.rank, met.path) if own else met.path
+            self._add(met.path, met.kind, array_records(self.at, EXTRA_STATE, fqn, value))
         else:
-            self._add(met.path, met.kind, self._loose(met.path, value))
+            self._add(met.path, met.kind, self._loose(met.path, value, own=own))
         self._used.add(id(value))
         self._tensors.setdefault(met.path.rpartition(".")[0] or met.path, []).append(met)
+
+    def _of_this_rank(self, met: Met) -> bool:
+        """Whether a value is this rank's alone: what `state()` names is all ranks', unless it is local."""
+        return not met.named or self._modules.is_local(met.path)
+
+    def _look_at_values(self, met: Met) -> None:
+        """The plain values in a container that `state()` names, such as metrics that were reduced to numbers."""
+        values = [(f"{met.path}.{name}", value) for name, value in kinds.children_of(met.value) if _is_value(value)]
+        for name, value in values:
+            fqn = owned(self.at.rank, name) if self._modules.is_local(name) else name
+            self._add(name, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, value))
+        if values:
+            self._find(met, _counted(len(values), "value"), kinds.VALUE)
 
     def _tell_tensors(self) -> None:
         """One line for the tensors of each object or container."""
@@ -374,20 +391,21 @@ class Look:
                 told = Item(holder, kinds.TENSOR, f"{len(mets)} tensors, {mets[0].word} to {mets[-1].word}")
             self.found.append(told)
 
-    def _loose(self, path: str, tensor: torch.Tensor) -> Iterator[Record]:
+    def _loose(self, path: str, tensor: torch.Tensor, *, own: bool = True) -> Iterator[Record]:
         """A tensor that hangs on an object: where it has a parameter's name and local shape, as an average of it has,
-        it lies where the parameter lies; otherwise a plain one is this rank's alone."""
+        it lies where the parameter lies. own: a plain one is this rank's alone."""
         for name, parameter in self._modules.names.items():
             before, found, after = f".{clean(path)}".rpartition(f".{name}")
             if found and not after and tensor.shape == parameter.local.shape and len(parameter.names) == 1:
                 yield from records_beside(self.at, EXTRA_STATE, tensor, _renamed(parameter, f"{before[1:]}.{name}"))
                 return
-        for piece in held(tensor, (path,), own=True):
+        for piece in held(tensor, (path,), own=own):
             yield from records_of(self.at, EXTRA_STATE, piece)
 
     def _look_at_rest(self, met: Met) -> None:
-        if met.depth == 0 and isinstance(met.value, kinds.PLAIN) and met.value is not None:
-            self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, met.path, met.value))
+        if met.depth == 0 and _is_value(met.value):
+            fqn = owned(self.at.rank, met.path) if self._modules.is_local(met.path) else met.path
+            self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, met.value))
             self._find(met, type(met.value).__name__, kinds.VALUE)
         elif kinds.has(met.value, "set_epoch") and isinstance(getattr(met.value, "epoch", None), int):
             fqn = f"{met.path}.epoch"
@@ -451,20 +469,14 @@ def _waits(loader: Any) -> bool:
     return vars(loader).get("_iterator", loader) is None if hasattr(loader, "__dict__") else False
 
 
+def _is_value(value: object) -> bool:
+    """Whether an object is a number, a text or bytes."""
+    return isinstance(value, (*kinds.PLAIN, np.generic)) and value is not None
+
+
 def _renamed(parameter: Held, name: str) -> Held:
     cuts = tuple(type(cut)((name,), cut.shape, cut.box, cut.window, cut.flat) for cut in parameter.cuts)
     return Held(parameter.local, cuts, parameter.own)
-
-
-def _numpy(state: Any) -> Value:
-    name, keys, *rest = state
-    return numpy_value(name, keys.tobytes(), *rest)
-
-
-def _packed(state: object) -> bytes:
-    """A nested state of one of numpy's bit generators as bytes, its arrays among them."""
-    parts = ((name, leaf.tobytes() if isinstance(leaf, np.ndarray) else leaf) for name, leaf in leaves(state, ""))
-    return repr(list(parts)).encode()
 
 
 def _cuda_is_in_use() -> bool:

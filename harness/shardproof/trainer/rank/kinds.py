@@ -54,10 +54,6 @@ _OF_MODULES = frozenset({"_modules", "_parameters", "_buffers", "_non_persistent
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, types.MappingProxyType)
 _OF_SCHEDULERS = ("last_epoch", "optimizer", "optimizers", "get_last_lr", "schedulers")
 _LOOKS = re.compile(r"(?:loader|sampler|optimi[sz]er|scaler|sched|(?:^|[^a-z])ema(?:$|[^a-z]))", re.IGNORECASE)
-_PASSING = frozenset({
-    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics",
-    "results",
-})  # fmt: skip
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CONFIG = re.compile(
     r"(?:config|cfg|args|arguments|params|options|settings|tokeni[sz]er)|(?:type|name|cls|class|fn)s?$", re.IGNORECASE
@@ -184,12 +180,6 @@ def _slots(kind: type) -> tuple[str, ...]:
     bases = (base for base in kind.__mro__ if base.__module__ != "builtins")
     slots = ((name, slot) for base in bases for name, slot in vars(base).items())
     return tuple(name for name, slot in slots if isinstance(slot, types.MemberDescriptorType))
-
-
-def passes(path: str) -> bool:
-    """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
-    no checkpoint holds it, and a run that has just loaded has none."""
-    return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
 
 
 def looks_like_state(name: str, value: object) -> bool:

@@ -19,13 +19,17 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardproof.layout import Box
+from shardproof.trainer.arms import NOT_HERE, ONE, TWO
 from shardproof.trainer.rank.pieces import Cut, Held, Unreadable, held
 
 ALWAYS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 """Names of children that only wrappers have."""
+
+PLAIN = (torch.Tensor, nn.Parameter)
 
 Paths = list[tuple[str, nn.Module]]
 
@@ -73,9 +77,21 @@ class Modules:
         for identity, tensor in tensors.items():
             self._add_plain(tensor, tuple(dict.fromkeys(names[identity])))
 
+    def tie(self, one: str, other: str) -> str:
+        """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`. Two parameters that share their
+        memory count as one."""
+        if one not in self.names or other not in self.names:
+            return NOT_HERE
+        first, second = self.names[one], self.names[other]
+        if any({one, other} <= {*names} for names in first.names):
+            return ONE
+        place = _place(first, one)
+        return ONE if place and place == _place(second, other) else TWO
+
     def _add_plain(self, tensor: torch.Tensor, names: tuple[str, ...]) -> None:
         try:
-            pieces = held(tensor, names, own=any(map(self.is_local, names)))
+            partition = _partition(tensor, names)
+            pieces = [partition] if partition else held(tensor, names, own=any(map(self.is_local, names)))
         except Unreadable as reason:
             self.unread[names[0]] = str(reason)
             return
@@ -130,6 +146,27 @@ def _original(local: torch.Tensor, cut: Cut, *, own: bool, sharded: bool) -> Hel
         return Held(part, (Cut(cut.names, cut.shape, cut.box, Box((0,), (count,)), flat=True),), own)
     box = Box((0,) * len(cut.shape), cut.shape)
     return Held(part.view(cut.shape), (Cut(cut.names, cut.shape, box, box),), own)
+
+
+def _partition(tensor: Any, names: tuple[str, ...]) -> Held | None:
+    """What a rank holds of a parameter that DeepSpeed's ZeRO-3 has taken apart: an interval of the flattened original,
+    padded to the same size on all ranks, while the parameter itself is a placeholder without elements. None of any
+    other."""
+    part = getattr(tensor, "ds_tensor", None)
+    if part is None or tensor.numel():
+        return None
+    shape, size = tuple(tensor.ds_shape), part.numel()
+    start = min(dist.get_rank(tensor.ds_process_group) * size, prod(shape))
+    count = min(size, prod(shape) - start)
+    cut = Cut(names, shape, Box((start,), (count,)), Box((0,), (count,)), flat=True)
+    return Held(part.detach().reshape(-1), (cut,))
+
+
+def _place(held: Held, name: str) -> list[tuple[object, ...]]:
+    """Where in memory the elements of a parameter lie, of those that this rank has; empty where it has none."""
+    local = held.local
+    start = (local.untyped_storage().data_ptr(), local.storage_offset()) if type(local) in PLAIN else (id(local),)
+    return [(*start, *cut.window) for cut in held.cuts if name in cut.names and cut.box.volume]
 
 
 def _flat_names(flat: Any, paths: Paths) -> list[tuple[str, ...]]:

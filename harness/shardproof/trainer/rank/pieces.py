@@ -5,7 +5,8 @@ A tensor tells its place by its kind:
 * a plain tensor is whole;
 * a DTensor is the boxes that its placements, shape and mesh coordinate come to (`boxes`);
 * a ShardedTensor is the boxes of its local shards, as its metadata says;
-* a parameter of FSDP1 is an interval of the flattened original (`modules` reads FSDP1's own tables);
+* a parameter of FSDP1, or one that ZeRO-3 has taken apart, is an interval of the flattened original (`modules` reads
+  the library's own tables);
 * a subclass that wraps other tensors, such as the 8-bit moments of a low-bit optimizer, is what `__tensor_flatten__`
   names: each inner tensor is recorded under its own name. An inner tensor in the outer one's shape lies where the outer
   one lies. Another, such as a scale for each block, has no place in the logical tensor.
@@ -186,7 +187,7 @@ def records_of(
     Raises:
         Unreadable: its bytes cannot be had.
     """
-    for inner, part in _parts(place.local if tensor is None else tensor):
+    for inner, part in parts(place.local if tensor is None else tensor):
         if tuple(part.shape) == tuple(place.local.shape):
             for cut in place.cuts:
                 yield from _records_of_cut(at, role, cut, part, suffix + inner, own=place.own)
@@ -221,14 +222,14 @@ def owned(rank: int, name: str) -> str:
     return f"rank{rank}.{name}"
 
 
-def _parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The plain tensors behind a tensor, each with what its name has behind the tensor's."""
     if isinstance(tensor, DTensor):  # a subclass may wrap one; its box is not that of what wraps it
-        yield from _parts(tensor._local_tensor)
+        yield from parts(tensor._local_tensor)
     elif wraps(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         for name in names:
-            for inner, part in _parts(getattr(tensor, name)):
+            for inner, part in parts(getattr(tensor, name)):
                 yield f".{name}{inner}", part
     else:
         yield "", tensor

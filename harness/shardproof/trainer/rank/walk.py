@@ -10,7 +10,7 @@ at objects that are never state, such as functions, process groups and loggers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +45,18 @@ _ENTERED = frozenset({CONTAINER, OBJECT, OPTIMIZER, STATEFUL, *_SPEAKS})
 
 @dataclass(frozen=True)
 class Met:
-    """An object that the walk came to. covered: something above it speaks for its tensors and positions."""
+    """An object that the walk came to.
+
+    * covered: something above it speaks for its tensors and positions.
+    * named: the trainer's own `state()` gives it, by itself or inside of containers.
+    """
 
     path: str
     value: Any
     kind: str
     depth: int = 0
     covered: bool = False
+    named: bool = False
 
     @property
     def word(self) -> str:
@@ -79,11 +84,13 @@ class Walk:
                     yield child
 
 
-def walk(roots: Mapping[str, object]) -> Walk:
-    """Meet everything that can be reached from `roots`."""
+def walk(roots: Mapping[str, object], named: Collection[str] = ()) -> Walk:
+    """Meet everything that can be reached from `roots`. named: which of these a trainer's own `state()` gives; they
+    come first, so that what hangs elsewhere too counts as named."""
     found = Walk()
     seen: set[int] = set()
-    queue = deque(Met(name, value, kind_of(value, name)) for name, value in roots.items())
+    ordered = sorted(roots.items(), key=lambda root: root[0] not in named)
+    queue = deque(Met(name, value, kind_of(value, name), named=name in named) for name, value in ordered)
     while queue:
         here = queue.popleft()
         if id(here.value) in seen:
@@ -103,13 +110,14 @@ def _entered(here: Met, found: Walk) -> Iterator[Met]:
         return
     children = list(_children(here))
     lively = [(name, child, kind) for name, child, kind in children if kind != PASSIVE]
-    if len(lively) > MOST_CHILDREN or (lively and here.depth >= DEEPEST):
+    named = here.named and here.kind == CONTAINER
+    if len(children if named else lively) > MOST_CHILDREN or (lively and here.depth >= DEEPEST):
         found.cut += [] if here.covered else [here.path]
         return
     found.holds[id(here.value)] = [id(child) for _, child, _ in lively]
     covered = here.covered or here.kind in _SPEAKS or of_data(here.word, here.value)
     for name, child, kind in lively:
-        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered)
+        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered, named)
 
 
 def _children(here: Met) -> Iterator[tuple[str, Any, str]]:

@@ -1,0 +1,98 @@
+"""Where two ways to compute the same part, by what each module came to on every rank (`shardproof.trainer.rank.calls`).
+
+*Verifies*: the first output, in the order of the calls, whose bits differ. *Does not verify*: that the module is to
+blame for it, and not what it was given beside its input, such as its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from shardproof.observe.record import Record
+from shardproof.trainer.arms import CALLS
+
+
+class Call(NamedTuple):
+    """A call of a module: its path, its class, and a digest of its output, empty where nobody could read it."""
+
+    path: str
+    kind: str
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} ({self.kind})" if self.path else f"the model itself ({self.kind})"
+
+
+class Called(NamedTuple):
+    """The calls of a step on one rank: forward, and anew in the backward."""
+
+    forward: tuple[Call, ...]
+    anew: tuple[Call, ...]
+
+
+OfRanks = Mapping[int, Called]
+
+
+def calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Called]]:
+    """Operation → rank → its calls."""
+    found: dict[int, dict[int, Called]] = {}
+    for record in records:
+        if record.role == CALLS:
+            said = json.loads(record.data)
+            called = Called(*(tuple(Call(*one) for one in said[key]) for key in Called._fields))
+            found.setdefault(record.op, {})[record.rank] = called
+    return found
+
+
+def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str]) -> str:
+    """A sentence about the first module that comes to something else; empty where no module was seen.
+
+    Args:
+        first, own: rank → calls, of either way. names: of the two ways, such as `shard=yes` and `shard=no`.
+    """
+    ranks = sorted(first.keys() & own.keys())
+    anew = (_recomputed(way[rank], name) for rank in ranks for way, name in zip((first, own), names, strict=True))
+    apart = (_apart(first[rank].forward, own[rank].forward, names, rank) for rank in ranks)
+    told = next(filter(None, (*anew, *apart)), "")
+    number = sum(len(own[rank].forward) for rank in ranks)
+    if told or not number or any(_shape(first[rank]) != _shape(own[rank]) for rank in ranks):
+        return told
+    return (
+        f"In this step the outputs of all {number} calls of modules are equal: look at the backward, at how gradients "
+        "are reduced, and at the optimizer."
+    )
+
+
+def _apart(first: Sequence[Call], own: Sequence[Call], names: tuple[str, str], rank: int) -> str:
+    for one, other in zip(first, own, strict=False):
+        if (one.path, one.kind) != (other.path, other.kind):
+            return ""  # the two ways are not made of the same modules
+        if one.digest and other.digest and one.digest != other.digest:
+            return f"The first module whose output differs is {one.name}, on rank {rank}."
+    return ""
+
+
+def _shape(called: Called) -> list[tuple[str, str]]:
+    return [(call.path, call.kind) for call in called.forward if call.digest]
+
+
+def _recomputed(called: Called, name: str) -> str:
+    """Of a module that the backward computes anew, and that comes to something else than in the forward."""
+    known: dict[tuple[str, str], set[str]] = {}
+    for call in called.forward:
+        known.setdefault((call.path, call.kind), set()).add(call.digest)
+    other = next(_unlike(called.anew, known), None)
+    return "" if other is None else (
+        f"With {name} the backward computes {other.name} anew, and comes to another output than the forward did: look "
+        "at what has to be the same then, such as random states, autocast and recipes of quantization."
+    )  # fmt: skip
+
+
+def _unlike(anew: Iterable[Call], known: Mapping[tuple[str, str], set[str]]) -> Iterator[Call]:
+    for call in anew:
+        outputs = known.get((call.path, call.kind), set())
+        if call.digest and outputs and "" not in outputs and call.digest not in outputs:
+            yield call

@@ -1,0 +1,100 @@
+"""What every module of a trainer came to in a step, so that two ways to compute the same can be told apart by the first
+module that does not.
+
+*Does not see* modules inside a graph that `torch.compile` made, and what is computed outside modules.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules import module
+
+from shardproof.observe.record import Record, whole
+from shardproof.trainer.arms import CALLS
+from shardproof.trainer.rank.pieces import parts, raw
+
+MOST = 4000
+"""Calls of a step that are kept."""
+
+UNREAD = ""
+"""In place of a digest, of an output that is not read."""
+
+
+class Calls:
+    """The calls of modules since the latest record: forward, and anew in a backward, as activation checkpoints do.
+
+    Each has the module's path, its class, and a digest of its output. A path begins at the outermost module.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+        self._kept: list[nn.Module] = []  # so that no other module gets the same id
+        self.forward: list[tuple[str, str, str]] = []
+        self.anew: list[tuple[str, str, str]] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, calls are kept."""
+        hooks = [module.register_module_forward_pre_hook(self._begins), module.register_module_forward_hook(self._ends)]
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*global hooks on modules.*")
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def record(self, op: int, rank: int) -> Record:
+        """The calls so far as a record that is not compared; what follows begins anew."""
+        data = json.dumps({"forward": self.forward, "anew": self.anew}).encode()
+        self.forward, self.anew = [], []
+        return whole(op, rank, CALLS, "", "utf8", (len(data),), data)
+
+    def _begins(self, called: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or id(called) in self._paths or isinstance(called, fx.GraphModule):
+            return
+        for path, inner in called.named_modules():
+            if id(inner) not in self._paths:
+                self._paths[id(inner)] = path
+                self._kept.append(inner)
+
+    def _ends(self, called: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or id(called) not in self._paths:
+            return
+        calls = self.forward if torch._C._current_graph_task_id() == -1 else self.anew
+        if len(calls) < MOST:
+            calls.append((self._paths[id(called)], type(called).__name__, _digest(output)))
+
+
+def _digest(output: Any) -> str:
+    """Of the bits of all tensors of an output; `UNREAD` where they cannot be read, or not yet."""
+    digest = blake2b(digest_size=8)
+    try:
+        with torch.no_grad():
+            for tensor in _tensors(output):
+                for _, part in parts(tensor):
+                    digest.update(raw(part)[2])
+    except Exception:  # a tensor of a transform, or without memory: nothing is said of it, and the step goes on
+        return UNREAD
+    return digest.hexdigest()
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        if type(output).__name__ == "AsyncCollectiveTensor":  # which somebody else has to wait for
+            raise ValueError(output)
+        yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,103 @@
+"""The calls of modules: what is kept of a step, and where two ways part.
+
+*Verifies*: order, paths and digests in one process, with activation checkpoints and with `torch.compile`; sentences.
+*Does not verify*: outputs that are DTensors, which trainers of FSDP2 have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from shardproof.trainer.calls import Called, calls_by_op, where_they_part
+from shardproof.trainer.rank.calls import Calls
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+NAMES = ("how=a", "how=b")
+
+
+class Odd(nn.Module):
+    """Doubles its input, but for a factor that is another one in each call."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.factors = list(factors)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 * (self.factors.pop(0) if self.factors else 1)
+
+
+def model_of(*factors: float) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.Sequential(Odd(*factors)), nn.Linear(3, 3))
+
+
+def called(
+    model: nn.Module, step: Callable[[nn.Module], torch.Tensor] = lambda model: model(torch.ones(2, 3))
+) -> Called:
+    calls = Calls()
+    with calls.watched():
+        step(model).sum().backward()
+    return calls_by_op([calls.record(4, 0)])[4][0]
+
+
+def told(first: Called, own: Called) -> str:
+    return where_they_part({0: first}, {0: own}, NAMES)
+
+
+def recomputed(model: nn.Module) -> torch.Tensor:
+    out: torch.Tensor = checkpoint(model, torch.ones(2, 3), use_reentrant=False)
+    return out
+
+
+def test_the_first_module_that_comes_to_something_else_is_named() -> None:
+    assert told(called(model_of()), called(model_of(1.5))) == (
+        "The first module whose output differs is 1.0 (Odd), on rank 0."
+    )
+
+
+def test_equal_outputs_lead_to_the_backward() -> None:
+    assert "the outputs of all 5 calls of modules are equal: look at the backward" in told(
+        called(model_of()), called(model_of())
+    )
+
+
+def test_what_a_backward_computes_anew_is_held_against_the_forward() -> None:
+    same, other = called(model_of(1, 1), recomputed), called(model_of(1, 1.5), recomputed)
+    assert [call.path for call in same.anew][:2] == ["0", "1.0"]
+    assert told(called(model_of()), other).startswith("With how=b the backward computes 1.0 (Odd) anew, and comes to")
+    assert "look at the backward" in told(called(model_of()), same)
+
+
+def test_what_cannot_be_read_or_has_other_modules_says_nothing() -> None:
+    one = called(model_of())
+    assert told(one, Called(one.forward[:2], ())) == ""
+    unread = Called(tuple(call._replace(digest="") for call in one.forward), ())
+    assert told(unread, called(model_of(1.5))) == ""
+    assert told(Called((), ()), Called((), ())) == ""
+    assert told(one, called(nn.Sequential(nn.ReLU(), nn.Linear(3, 3)))) == ""
+
+
+def test_nothing_is_kept_outside_and_hooks_are_gone_after_an_error() -> None:
+    calls, model = Calls(), model_of()
+    with pytest.raises(ValueError, match="stop"), calls.watched():
+        raise ValueError("stop")
+    model(torch.ones(2, 3))
+    assert calls.forward == []
+
+
+def test_a_compiled_graph_is_the_same_with_and_without() -> None:
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    for watched in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(model_of(), backend=backend)
+        _ = called(compiled) if watched else compiled(torch.ones(2, 3))
+    assert graphs[0] == graphs[1]
+    assert len(graphs) == 2

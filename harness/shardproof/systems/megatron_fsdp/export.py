@@ -154,14 +154,9 @@ def _uneven(case: FailureCase) -> Draft:
         'mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp_shard", "tp"))',
         *_made([f"block=Block({parameters})"], "nn.Sequential"),
         *_wrapped(_sharded(case)),
+        "optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))",
     ]
-    calls = {
-        **_begun(case),
-        "state": "model",
-        "build": "\n".join(build),
-        "save": 'state = {"model": model.state_dict()}\ndcp.save(state, checkpoint_id=CHECKPOINT)',
-        **WRAPPED,
-    }
+    calls = {**_begun(case), **_checkpoint(), "build": "\n".join(build), **WRAPPED}
     return _drafted(case, calls, "None", {**_values(case, stepped=False), "fqn": ""})
 
 

@@ -30,7 +30,8 @@ def draft_error_script(case: FailureCase, store: Store) -> Draft | None:
     shown = case.focus.kind == RAISES and case.focus.op.kind == "load" and case.ops[-1].mesh.tp == 1 and not store.fsdp
     kinds = [op.kind for op in case.ops]
     stepped = "step" in kinds and "save" in kinds and kinds.index("step") < kinds.index("save")
-    if case.whole or error is None or not (shown and plain and stepped and len(case.parts) == 1):
+    fused = scenario.optimizer.impl == "multi_tensor"  # torch's own may raise since it was just built, without state
+    if case.whole or error is None or not (shown and plain and stepped and fused and len(case.parts) == 1):
         return None
     rates = f"{error.type}: {error.message}".startswith(OF_RATES)
     return drafted(_loaded(case, store, rates=rates), store)
@@ -64,5 +65,5 @@ def _loaded(case: FailureCase, store: Store, *, rates: bool) -> Scene:
             "build": "\n".join(lines),
             "step": "model.module.weight.sum().backward()\noptimizer.step()",
         },
-        fused=case.scenario.optimizer.impl == "multi_tensor" and case.scenario.optimizer.kind != "sgd",
+        fused=case.scenario.optimizer.kind != "sgd",
     )

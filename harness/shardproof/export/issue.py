@@ -69,7 +69,7 @@ def render_issue(
     passed = f"The script passes on {software.library} {passes}." if passes else ""
     parts = _parts(case.result, told, newest, with_cure) | {
         "steps": _text(*steps),
-        "observed": _code(observed.strip(), "text"),
+        "observed": _code(_of_ranks(observed.strip()), "text"),
         "expected": _promise(case, draft, told, software),
         "versions": software.text(),
         "emulated": _emulated(draft, case.result, told, form),
@@ -124,6 +124,23 @@ def _parts(result: Result, told: FailureDescription, newest: Newest, with_cure: 
         "where": _text(*_cure(told, with_cure, form.patches)),
         "public": _public(told),
     }
+
+
+OF_A_RANK = re.compile(r"rank (\d+): (.*)")
+
+
+def _of_ranks(observed: str) -> str:
+    """What a script printed, with a line that several ranks printed once: `ranks 0, 1, 3: …`."""
+    ranks: dict[str, list[int]] = {}
+    for line in observed.splitlines():
+        said = OF_A_RANK.fullmatch(line)
+        ranks.setdefault(said[2] if said else line, []).extend([int(said[1])] if said else [])
+    return "\n".join(f"{_named(sorted(own))}{said}" for said, own in ranks.items())
+
+
+def _named(ranks: list[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}: " if ranks else ""
 
 
 def _text(*paragraphs: str) -> str:

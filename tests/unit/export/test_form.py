@@ -18,7 +18,7 @@ from shardproof.errors import UsageError
 from shardproof.export.case import FailureCase
 from shardproof.export.description import FailureDescription, describe_known_issues, describe_unknown
 from shardproof.export.form import OPTIONAL, PARTS, PLAIN, Form, FormSection, form_of
-from shardproof.export.issue import _cure, _emulated, _place, _promise, _regression, _said_of, _since
+from shardproof.export.issue import _cure, _emulated, _of_ranks, _place, _promise, _regression, _said_of, _since
 from shardproof.export.newest import not_asked, on_newest
 from shardproof.export.script import Draft
 from shardproof.export.software import Software, software_of
@@ -96,6 +96,11 @@ def test_a_form_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
     system = cast(System, SimpleNamespace(name="own", folder=cast(Traversable, tmp_path)))
     with pytest.raises(UsageError, match=r"own/issue_form\.toml"):
         form_of(system)
+
+
+def test_what_several_ranks_say_alike_stands_once() -> None:
+    said = ["rank 3: no", "rank 0: no", "rank 1: yes", "a line", "a line"]
+    assert _of_ranks("\n".join(said)) == "ranks 0, 3: no\nrank 1: yes\na line"
 
 
 def test_a_place_of_a_promise_has_the_release_of_its_own_library() -> None:

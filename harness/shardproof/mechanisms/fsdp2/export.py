@@ -43,6 +43,8 @@ def draft_script(case: FailureCase) -> Draft:
     if case.weights_alone and case.focus.role == "param" and scenario.checkpoint == "dcp":
         return _draft_of_weights(case)
     plan = checkpoint_plan(scenario.checkpoint)
+    if case.focus.kind == HANGS and case.focus.op.kind == "load" and plan.broadcast_from_rank0 and not case.whole:
+        return _draft_of_broadcast(case, plan)
     mesh = case.ops[-1].mesh
     cut = any(op.mesh.tp > 1 for op in case.ops)
     values = {
@@ -124,8 +126,49 @@ def _draft_of_weights(case: FailureCase) -> Draft:
     }
     calls["load_model_only"] = calls["load"]
     value = f"model.{own}.detach().{'to_local().clone' if case.is_local else 'full_tensor'}()"
-    values = {**model_values(case), "exact": False, "stepping": False, "model_call": "None", "tp_cut": cut}
-    values |= {
+    values = _plain_values(case, cut=cut)
+    return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, value, values, f"torch {case.result.version}")
+
+
+def _draft_of_broadcast(case: FailureCase, plan: CheckpointPlan) -> Draft:
+    """A script of one layer whose state dicts rank 0 hands to the others: a load that does not end needs no file."""
+    calls = {
+        "state": "model",
+        "start": start(case, "gloo"),
+        "build": "\n".join(
+            [
+                f"mesh = {mesh_call(case, case.scenario.device)}",
+                "model = nn.Linear(4, 4)",
+                "fully_shard(model, mesh=mesh)",
+                "optimizer = torch.optim.AdamW(model.parameters())",
+            ]
+        ),
+        "save": "weights, state = get_state_dict(model, optimizer, options=OPTIONS)",
+        "load": "\n".join(
+            [
+                "if dist.get_rank() != 0:",
+                "    weights, state = {}, {}  # what rank 0 alone has read",
+                "set_state_dict(",
+                "    model, optimizer, model_state_dict=weights, optim_state_dict=state, options=OPTIONS",
+                ")",
+            ]
+        ),
+    }
+    ops = {op.kind: op for op in reversed(case.ops) if op.kind in calls}
+    shown = case.only((ops["build"], ops["save"], ops["load"]))
+    values = {**_plain_values(case, cut=False), "state_options": _state_options(plan)}
+    library = f"torch {case.result.version}"
+    return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, "None", values, library, case=shown)
+
+
+def _plain_values(case: FailureCase, *, cut: bool) -> dict[str, Any]:
+    """What the template needs to know of a script with a model of its own."""
+    return {
+        **model_values(case),
+        "exact": False,
+        "stepping": False,
+        "model_call": "None",
+        "tp_cut": cut,
         "state_options": "",
         "hub": False,
         "state_key": "",
@@ -135,7 +178,6 @@ def _draft_of_weights(case: FailureCase) -> Draft:
         "unfrozen_at": 0,
         "dp": 1,
     }
-    return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, value, values, f"torch {case.result.version}")
 
 
 def _weight(case: FailureCase, p: ParamSpec, *, cut: bool) -> str:

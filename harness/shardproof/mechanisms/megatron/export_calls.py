@@ -44,7 +44,7 @@ def call(name: str, values: Mapping[str, str]) -> str:
 def spread(target: str, name: str, values: Mapping[str, str]) -> list[str]:
     """An assignment of a call, over several lines where it is long."""
     line = f"{target} = {call(name, values)}"
-    if len(line) <= 112:
+    if len(line) <= 116:
         return [line]
     lines, row = [f"{target} = {name}("], "   "
     for key, value in values.items():

@@ -63,6 +63,9 @@ def draft_script(case: FailureCase) -> Draft:
     named = _named(case, path.rpartition(".")[0] + "." if cut and case.focus.kind == TYPED else "")
     if not named:
         raise NoExportError("scripts for Automodel do not do tensor parallelism of a parameter outside of a layer yet")
+    lean = _lean(case, named)
+    if lean:
+        named, path = lean, ""
     dtypes = {p.fqn: file_dtype(scenario, p.spec) for p in named}
     bulk = min(dtypes.values())  # bf16 and fp16 come before fp32
     pins = sorted({p.spec.name for p in spec.params if p.spec.island})
@@ -70,7 +73,8 @@ def draft_script(case: FailureCase) -> Draft:
     values: dict[str, Any] = {
         "llama": llama,
         "stepping": case.does("step"),
-        "params": _shapes(named),
+        "params": {p.spec.name: p.spec.shape for p in lean} if lean else _shapes(named),
+        "flat": bool(lean),
         "file_dtype": TORCH_NAME[bulk],
         "file_islands": sorted({fqn.rpartition(".")[2] for fqn, name in dtypes.items() if name != bulk}),
         "buffers": buffers,
@@ -94,11 +98,17 @@ def draft_script(case: FailureCase) -> Draft:
         **(WRAPPED if cut and case.focus.kind == RAISES else {}),
     }
     value = "read(model)" if case.focus.role == "param" else "read(model, optimizer)"
+    if lean:
+        value = f"model.{own}.detach()"
+        calls["expected"] = f'load_file(PRETRAINED + "/model.safetensors")["{own}"]  # what the file holds'
     if case.focus.kind == TYPED:
         kind = "buffer" if case.focus.role == "buffer" else "parameter"
         value = f'model.get_{kind}("{case.focus.fqn}").dtype'
         if case.focus.role == "compute_param":
             value = f'model.get_submodule("{path}").seen["{own}"]'
+    if lean and case.focus.difference:  # which the script calls by its last name
+        key = case.focus.difference.key._replace(fqn=own)
+        case = replace(case, focus=replace(case.focus, difference=replace(case.focus.difference, key=key)))
     shims = {SHIM: fill(HOME, f"{SHIM}.j2")}
     return Draft(HOME, "automodel.py.j2", calls, value, values, f"nemo-automodel {version}", shims, case=case)
 
@@ -109,6 +119,18 @@ def _seen(case: FailureCase) -> FailureCase:
     if case.focus.kind != TRAINED or case.focus.op.kind != "step" or not seen:
         return case
     return replace(case, focus=replace(case.focus, kind=TYPED, difference=min(seen, key=lambda d: d.key.fqn)))
+
+
+def _lean(case: FailureCase, named: tuple[NamedParam, ...]) -> tuple[NamedParam, ...]:
+    """Of the parameters, the one whose value is wrong after a build on one rank, and one of another dtype in the file;
+    none where the failure may need the whole model."""
+    built = case.focus.kind == TRAINED and case.focus.op.kind == "build" and case.focus.role == "param"
+    if case.whole or not built or case.ops[-1].mesh.world > 1 or any(p.spec.trainable == "no" for p in named):
+        return ()
+    own = next(p for p in named if p.fqn == case.focus.fqn)
+    kind = file_dtype(case.scenario, own.spec)
+    other = next((p for p in named if file_dtype(case.scenario, p.spec) != kind and p.spec.name != own.spec.name), None)
+    return (other, own) if other else ()
 
 
 def _require(case: FailureCase, *, llama: bool) -> None:

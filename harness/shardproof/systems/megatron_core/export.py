@@ -7,7 +7,7 @@ from shardproof.export.case import FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export
 from shardproof.mechanisms.megatron.export_calls import Store
-from shardproof.systems.megatron_core import export_fsdp, export_parallel, export_state
+from shardproof.systems.megatron_core import export_errors, export_fsdp, export_parallel, export_state
 from shardproof.systems.megatron_core.formats import checkpoint_plan
 from shardproof.systems.megatron_core.switches import fsdp_strategy
 
@@ -29,6 +29,7 @@ def draft_script(case: FailureCase) -> Draft:
         export_fsdp.draft_fsdp_script,
         export_state.draft_state_script,
         export_parallel.draft_parallel_script,
+        export_errors.draft_error_script,
     ):
         own = own_draft(case, store)
         if own is not None:

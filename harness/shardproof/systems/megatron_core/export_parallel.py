@@ -86,11 +86,15 @@ def _steps(case: FailureCase, store: Store) -> Scene:
 
 
 def _scales(case: FailureCase, store: Store) -> Scene:
-    """Loss scales of two optimizers, of which one meets an overflow."""
+    """Loss scales of two optimizers, of which one meets an overflow, and what that makes of an expert's gradient in the
+    next step."""
     case = case.until("overflow")
     ops = tuple(op for op in case.ops if op.kind != "step")
     scale = case.scenario.optimizer.loss_scale or 1.0
-    config = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype)) | {"hysteresis": "1"}
+    asked = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype)) | {"hysteresis": "1"}
+    kept = ("lr", "fp16", "params_dtype", "initial_loss_scale", "hysteresis")
+    step = step_lines('model(torch.full((1,), x, device="cuda")).sum()')[:-1]
+    lines = build_lines(case, store, {name: value for name, value in asked.items() if name in kept})
     return Scene(
         case.only(ops),
         "Its loss is the sum of a dense parameter, and of one of an expert times the input.",
@@ -99,12 +103,20 @@ def _scales(case: FailureCase, store: Store) -> Scene:
             f"self.expert = nn.Parameter({tensor(case, '4')})",
             "self.expert.allreduce = False  # marks a parameter of experts",
         ],
-        "loss scales of the dense and the expert optimizer after an expert's gradient has overflowed",
-        repr([scale / 2] * 2),
-        "[one.get_loss_scale().item() for one in optimizer.chained_optimizers]",
+        "loss scales of the dense and the expert optimizer after an expert's gradient has overflowed, and an expert's "
+        "gradient in the step after it",
+        f"({[scale / 2] * 2!r}, {1 / case.ops[-1].mesh.dp})",
+        "([dense.get_loss_scale().item(), expert.get_loss_scale().item()], expert.get_parameters()[0].grad[0].item())",
         {
-            "build": "\n".join(build_lines(case, store, config)),
-            "overflow": "\n".join(step_lines('model(torch.full((1,), float("inf"), device="cuda")).sum()')),
+            "build": "\n".join(lines).replace("use_distributed_optimizer=True", ""),  # which it does not depend on
+            "overflow": "\n".join(
+                [
+                    'for x in (float("inf"), 1.0):  # a step that overflows, and one that does not',
+                    *(f"    {line}" for line in step),
+                    "    optimizer.prepare_grads()  # what optimizer.step() begins with",
+                    "dense, expert = optimizer.chained_optimizers",
+                ]
+            ),
         },
         forward="self.dense.sum() + self.expert.sum() * x",
     )

@@ -29,7 +29,8 @@ class Scene:
     * case: the operations that it does. about: what the model is. attributes: lines that give it its parameters.
       forward: the expression of its loss; empty where none is taken. block: the value of the one weight of a module
       `Block`, where it is made of such; empty for none.
-    * subject, expected, observed: what is compared at the end, in words and as expressions.
+    * subject, expected, observed: what is compared at the end, in words and as expressions; empty where an operation
+      must not raise.
     * calls: kind of operation → lines, in place of the usual ones. fused: with a FusedAdam beside the script, which
       keeps the state of DTensors as local tensors with `local_state`, and in dtypes of its own with `precise`.
     * config: more arguments of the TransformerConfig.
@@ -59,9 +60,9 @@ def drafted(scene: Scene, store: Store) -> Draft:
         "step": "\n".join(step_lines()),
         **calls_of.checkpoint(store, case),
         **scene.calls,
-        "subject": scene.subject,
-        "expected": scene.expected,
     }
+    if scene.subject:
+        calls |= {"subject": scene.subject, "expected": scene.expected}
     values = {
         "config": calls_of.call("TransformerConfig", {**calls_of.config(half), **(scene.config or {})}),
         "metadata": store.metadata,

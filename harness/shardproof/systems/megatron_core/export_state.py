@@ -3,13 +3,15 @@ and which parameters it has after a load. Scenes of `export_scene`. No torch."""
 
 from __future__ import annotations
 
-from shardproof.export.case import FailureCase
+from dataclasses import replace
+
+from shardproof.export.case import FailureCase, case_of
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export_calls as calls_of
 from shardproof.mechanisms.megatron import export_groups as groups
 from shardproof.mechanisms.megatron.export_calls import Store
 from shardproof.oracle.contract import half_dtype
-from shardproof.systems.megatron_core.export_scene import Scene, build_lines, drafted, tensor
+from shardproof.systems.megatron_core.export_scene import Scene, adam, build_lines, drafted, tensor
 
 HYBRID = "optimizer.chained_optimizers[0].optimizer"
 SIZE = "8"
@@ -31,6 +33,11 @@ def draft_state_script(case: FailureCase, store: Store) -> Draft | None:
         return drafted(_stored_count(case, store), store)
     if failed == "load" and kind == "missing" and groups.own_groups(case) and store.form == "plain":
         return drafted(_dropped(case, store), store)
+    if failed == "load" and role == "step" and store.form == "dp_reshardable" and scenario.optimizer.impl == "forloop":
+        return drafted(_advanced(case, store), store)
+    precise = calls_of.is_precise(scenario) and scenario.offload.fraction == 1
+    if failed == "load" and case.focus.role == "param" and precise and store.form == "dp_zero":
+        return drafted(_loaded(case, store), store)
     return None
 
 
@@ -108,4 +115,44 @@ def _dropped(case: FailureCase, store: Store) -> Scene:
         "2",
         'len({id(p) for group in optimizer.param_groups for p in group["params"]})',
         {"build": "\n".join([*lines[:-1], *made])},
+    )
+
+
+def _advanced(case: FailureCase, store: Store) -> Scene:
+    """A counter of steps that a step after a load advances by more than 1."""
+    step, load = (next(op for op in case.ops if op.kind == kind) for kind in ("step", "load"))
+    ops = {op.kind: op for op in reversed(case.ops)}
+    lines = calls_of.checkpoint(store, case)["load"].splitlines()
+    read = f'next(iter({HYBRID}.state.values()))["step"].item()'
+    return Scene(
+        case.only((ops["build"], step, ops["save"], load, replace(step, index=load.index + 1))),
+        "Its loss is the sum of two parameters.",
+        _two(case),
+        "by how much one step after the load advances Adam's counter of steps",
+        "1.0",
+        f"{read} - loaded",
+        {
+            "build": "\n".join(build_lines(case, store, adam(case))),
+            "step": 'model(torch.ones(1, device="cuda")).sum().backward()\noptimizer.step()',
+            "load": "\n".join([*lines, f"loaded = {read}"]),
+        },
+        forward="x + self.a.sum() + self.b.sum()",
+    )
+
+
+def _loaded(case: FailureCase, store: Store) -> Scene:
+    """A weight that is not the checkpoint's after a load: every build gives it another value."""
+    case = case_of(case.result, whole=True)  # with the step that gives the optimizer its state
+    lines = build_lines(case, store, {n: v for n, v in _config(case).items() if n not in ("weight_decay", "clip_grad")})
+    return Scene(
+        case,
+        "Its loss is the sum of one parameter.",
+        [f"self.weight = nn.Parameter({tensor(case, '4', 'torch.randn')})"],
+        "weight after the load",
+        'state["model"]["weight"].tolist()',
+        "model.module.weight.tolist()",
+        {"build": "\n".join(["torch.manual_seed($number)", *lines])},
+        forward="x + self.weight.sum()",
+        fused=True,
+        precise=True,
     )

@@ -46,6 +46,8 @@ def draft_script(case: FailureCase) -> Draft:
     case.require_comparable()
     scenario, mesh, focus = case.scenario, case.ops[-1].mesh, case.focus
     _require(case)
+    if _is_uneven(case):
+        return _uneven(case)
     stepped = _is_stepped(case)
     values = _values(case, stepped=stepped)
     calls = {
@@ -56,6 +58,8 @@ def draft_script(case: FailureCase) -> Draft:
         "holds": f'any("{focus.role}" in name for name in {STORED})',
     }
     value = "step_of(model, optimizer)" if focus.role == "step" else "read(model, optimizer)"
+    if _is_linear(case):
+        value = f'optimizer.state[model.module.{flat(focus.fqn)}]["{focus.role}"].to_local().clone()'
     if stepped or focus.role == "param" or (focus.role == "master" and not CONTRACT.masters_in_state(scenario)):
         value = f"model.module.{flat(focus.fqn)}.detach().to_local()"
     if focus.kind == TRAINED:
@@ -129,6 +133,37 @@ def _warned(case: FailureCase) -> Draft:
     }
     seen = 'sorted({str(w.message).partition(",")[0] for w in said if "megatron_fsdp" in w.filename})'
     return _drafted(case, calls, seen, {**_values(case, stepped=False), "fqn": ""})
+
+
+def _is_uneven(case: FailureCase) -> bool:
+    """Whether a checkpoint is refused since copies of a replicated parameter are cut in different ways."""
+    error = case.result.error
+    refused = case.focus.kind == RAISES and case.focus.op.kind == "save" and bool(error)
+    return refused and not case.whole and "has overlapping chunks" in (error.message if error else "")
+
+
+def _uneven(case: FailureCase) -> Draft:
+    """The draft of a save of one block, before any step: of 3 rows one of two tensor-parallel ranks has 2, and behind
+    them lies a parameter that both have."""
+    mesh = Mesh(1, 2, 2)
+    ops = {op.kind: replace(op, mesh=mesh) for op in reversed(case.ops) if op.kind in ("build", "save")}
+    case = case.only((ops["build"], ops["save"]))
+    weight = ParamSpec("weight", (3, 3), tp_dim=0)
+    parameters = ", ".join(_parameter(case, p) for p in (weight, ParamSpec("bias", (6,))))
+    build = [
+        'mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp_shard", "tp"))',
+        *_made([f"block=Block({parameters})"], "nn.Sequential"),
+        *_wrapped(_sharded(case)),
+        "optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))",
+    ]
+    calls = {**_begun(case), **_checkpoint(), "build": "\n".join(build), **WRAPPED}
+    return _drafted(case, calls, "None", {**_values(case, stepped=False), "fqn": ""})
+
+
+def _sharded(case: FailureCase) -> str:
+    """The call that shards the model."""
+    asked = ", ".join(f"{name}={value}" for name, value in _arguments(case).items())
+    return f"model = fully_shard_model(model, {asked})"
 
 
 _FORWARD = 'model(torch.zeros(1, device="cuda")).item()'
@@ -205,10 +240,23 @@ def _blocks(case: FailureCase) -> list[str]:
     own = [m for m in case.spec.modules if any(f"{m.path}.{p.name}" == case.focus.fqn for p in m.params)]
     groups = "one_call" in case.scenario.options  # which need each other
     modules = own if own and not groups else [m for m in case.spec.modules if m.params]
+    if _is_linear(case):
+        rows, columns = case.spec.param(case.focus.fqn).spec.shape
+        return [f"{own[0].path}=nn.Linear({columns}, {rows})"]
     return [
         f"{m.path.replace('.', '_')}=Block({', '.join(_parameter(case, p) for p in m.params if not p.tied_to)})"
         for m in modules
     ]
+
+
+def _is_linear(case: FailureCase) -> bool:
+    """Whether it is about what a checkpoint makes of FusedAdam's moments of a weight: a layer of torch's own shows
+    it."""
+    moment = case.focus.kind == KEPT and case.focus.role in ("exp_avg", "exp_avg_sq")
+    if case.whole or not moment or not CONTRACT.fused(case.scenario) or case.ops[-1].mesh.tp > 1:
+        return False
+    own = case.spec.param(case.focus.fqn)
+    return own.spec.name == "weight" and len(own.spec.shape) == 2 and not own.module.path.count(".")
 
 
 def _parameter(case: FailureCase, p: ParamSpec) -> str:
@@ -253,7 +301,7 @@ def _build(case: FailureCase) -> list[str]:
     made = _made(_blocks(case), "Model" if _skipped(case) else "nn.Sequential")
     if "meta" in scenario.options:
         made = ['with torch.device("meta"):', *(f"    {line}" for line in made)]
-    elif any("randn" in line for line in made):
+    elif any("randn" in line or "Linear" in line for line in made):
         lines.append("torch.manual_seed($number)")
     lines += [*made, *_frozen(case)]
     lines += [f"model.{flat(p.fqn)} = model.{flat(p.spec.tied_to)}" for p in case.spec.params if p.spec.tied_to]
@@ -262,7 +310,7 @@ def _build(case: FailureCase) -> list[str]:
     if "one_call" in scenario.options:
         return [*lines, optimizer, *_wrapped(f"model, optimizer = fully_shard(model, optimizer, {asked})")]
     lines += [
-        *_wrapped(f"model = fully_shard_model(model, {asked})"),
+        *_wrapped(_sharded(case)),
         optimizer,
         "optimizer = fully_shard_optimizer(optimizer)",
     ]
@@ -280,7 +328,7 @@ def _made(blocks: list[str], name: str) -> list[str]:
 
 def _wrapped(line: str) -> list[str]:
     """A call, with its arguments in lines of their own where it is long."""
-    if len(line) <= 112:
+    if len(line) <= 116:
         return [line]
     head, _, rest = line.partition("(")
     lines, row = [f"{head}("], "   "
@@ -303,7 +351,7 @@ def _arguments(case: FailureCase) -> dict[str, str]:
             "hybrid_fsdp_group": 'mesh["dp_replicate"\x1f"dp_shard"]._flatten("dp").get_group()'.replace("\x1f", ",")
         }
     given |= {} if "no_tp_dim" in options else {"tp_dim": '"tp"'}
-    given |= {"fsdp_unit_modules": "[Block]"}
+    given |= {"fsdp_unit_modules": "[nn.Linear]" if _is_linear(case) else "[Block]"}
     strategy = STRATEGIES[scenario.sharding]
     given |= {} if strategy == "optim_grads_params" else {"zero_dp_strategy": f'"{strategy}"'}
     words = {
@@ -361,6 +409,8 @@ def _optimizer(case: FailureCase) -> str:
 def _step(case: FailureCase) -> list[str]:
     scenario, count = case.scenario, case.scenario.microbatches
     loss = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
+    if _is_linear(case):
+        loss = f'model(torch.ones({case.spec.param(case.focus.fqn).spec.shape[1]}, device="cuda")).sum()'
     if _is_stepped(case):
         loss = f"({loss} * (dist.get_rank() + 1))"
     scaled = bool(scenario.optimizer.loss_scale)

@@ -27,7 +27,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shardproof.diff import Difference, diff
+import numpy as np
+
+from shardproof.diff import Difference, as_numbers, diff
 from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
@@ -57,12 +59,13 @@ from shardproof.trainer.notes import (
     apart,
     idle,
     never_moved,
+    no_numbers,
     not_loaded,
     nothing_trains,
     nothing_trains_later,
     of_each_rank,
 )
-from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
+from shardproof.trainer.rounding import FLOATS, PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.verdict import Verdict, merge
@@ -166,7 +169,9 @@ class Judge(Judging):
         steps = [op.index for op in self.whole.ops if op.kind == "step"]
         later = [index for index in steps if index > self.saved]
         params = sum(role == PARAMS for role, _ in last)
-        if still and len(still) == params:
+        if wrong := self._no_numbers(last):
+            text = no_numbers(wrong)
+        elif still and len(still) == params:
             text = nothing_trains(len(steps))
         elif params and later and len(self._still(self.saved, last)) == params:
             text = nothing_trains_later(len(later), last)
@@ -175,6 +180,11 @@ class Judge(Judging):
                 self.found.append(ArmResult("trains", Verdict.PASS.value, "", (never_moved(still, params),)))
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+    def _no_numbers(self, values: At) -> list[str]:
+        """The parameters with an element that is NaN or infinite."""
+        return [key[1] for key, value in values.items() if key[0] == PARAMS and value.dtype in FLOATS
+                and not np.isfinite(as_numbers(value).astype(np.float64)).all()]  # fmt: skip
 
     def _still(self, since: int, last: At) -> list[str]:
         """The parameters that are at last what they were after an operation."""

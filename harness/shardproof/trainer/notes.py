@@ -17,7 +17,7 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
 def idle(keys: Iterable[tuple[str, str]]) -> str:
     """Generators that are not compared."""
     names = ", ".join(sorted(name for _, name in keys)[:4])
-    return f"not compared, since nothing is drawn from them after the save: {names}"
+    return f"not compared, since nothing is drawn from them after the save, or every step seeds them anew: {names}"
 
 
 def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
@@ -80,4 +80,13 @@ def never_moved(names: Sequence[str], number: int) -> str:
     return (
         f"{len(names)} of {number} parameters never change, so that a wrong update of them could not be seen: "
         f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}; they are frozen, or no gradient reaches them"
+    )
+
+
+def no_numbers(names: Sequence[str]) -> str:
+    """Parameters that end as NaN or infinity."""
+    which = f"{names[0]} ends" if len(names) == 1 else f"{len(names)} parameters end, such as {names[0]},"
+    return (
+        f"{which} as NaN or infinity, so that no arm could see what else goes wrong. Where does the first one come "
+        "from: a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
     )

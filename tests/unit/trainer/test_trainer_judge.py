@@ -393,6 +393,33 @@ def test_steps_that_move_nothing_after_the_save_are_no_pass(folder: Path) -> Non
     assert failed(found)["trains"].startswith("No parameter changes in the 2 steps after the save")
 
 
+def test_parameters_that_are_no_numbers_are_no_pass(folder: Path) -> None:
+    class Nan(Simulation):
+        def step(self, session: Session, op: Op, state: State) -> None:
+            super().step(session, op, state)
+            state[PARAM] = state[PARAM] * np.float32("nan") if op.iteration > 2 else state[PARAM]
+
+    found = Nan(simulation(folder).scenario).judged(folder)
+    assert found["verdict"] == "unknown"
+    assert failed(found)["trains"].startswith("w ends as NaN or infinity")
+
+
+def test_a_generator_that_every_step_seeds_anew_need_not_be_restored(folder: Path) -> None:
+    class Seeds(Simulation):
+        def step(self, session: Session, op: Op, state: State) -> None:
+            super().step(session, op, state)
+            state[RNG] = np.arange(8, dtype=np.uint8) * np.uint8(op.iteration + 3)
+
+        def load(self, session: Session, op: Op, state: State) -> None:
+            kept = state[RNG]
+            super().load(session, op, state)
+            state[RNG] = kept
+
+    arms = {arm["name"]: arm for arm in Seeds(simulation(folder).scenario).judged(folder)["arms"]}
+    assert arms["resumed"]["verdict"] == "pass"
+    assert "or every step seeds them anew: rank0.cpu" in arms["resumed"]["notes"][0]
+
+
 def test_parameters_that_never_move_are_named_beside_a_pass(folder: Path) -> None:
     class Half(Simulation):
         def build(self, session: Session, op: Op, state: State) -> None:

@@ -73,10 +73,13 @@ of the run that nothing killed:
 |---|---|
 | resumed | the last checkpoint is the one that it should be |
 | **anew** | it is that of a run from the beginning: all steps before the kill are lost, and the exit status is 0 |
-| error | the command fails: somebody has to repair the folder by hand before the run can go on |
+| **error** | the command fails: somebody has to repair the folder by hand before the run can go on |
 | **silent** | the command ends well, with another checkpoint |
 | **hang**, **crash** | it does not end before its deadline, or a signal ends it |
 | unsteady | two tries in the same folder did not come to the same |
+
+An outcome in bold makes the exit status of `shardproof resilience` 1. A symbolic link, such as `LATEST -> step_2`, is kept
+as a link in every folder, and nothing is read or written through one that leads out of the folder.
 
 A trial is a whole run of the command, so that `--trials` has 40 of them unless you give another number. Folders between
 two files come first; of `killed`, `torn` and `lost` ([below](#crashes-and-their-bounds)) the seed draws as many as are

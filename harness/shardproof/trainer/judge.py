@@ -160,7 +160,7 @@ class Judge(Judging):
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
 
     def _trains(self) -> None:
-        """Look for steps that move no parameter, on which other arms would pass; name parameters that none moves."""
+        """Look for a run that moves no parameter, as on one every other arm would pass; name parameters that stay."""
         moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
         if WHOLE in self.failures or len(moments) < 2:
             return

@@ -76,7 +76,7 @@ def nothing_trains_later(steps: int, last: Mapping[tuple[str, str], Value]) -> s
 
 
 def never_moved(names: Sequence[str], number: int) -> str:
-    """Some parameters that no step has moved."""
+    """Parameters are the same after the last step as after the build."""
     return (
         f"{len(names)} of {number} parameters never change, so that a wrong update of them could not be seen: "
         f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}; they are frozen, or no gradient reaches them"

@@ -50,7 +50,7 @@ def test_a_load_of_the_module_leaves_the_optimizer_as_it_was() -> None:
 
 
 def test_a_universal_checkpoint_is_compared_with_plain_steps() -> None:
-    asked = STEPS.with_axes({"program": "build step save", "checkpoint": "universal", "options": "round_robin"})
+    asked = STEPS.with_axes({"program": "build step save", "checkpoint": "universal"})
     script = script_of(asked, 2, role="exp_avg", where="written")
     assert "expected = plain(1)" in script
     assert "safe_get_full" not in script

@@ -78,8 +78,8 @@ of the run that nothing killed:
 | **hang**, **crash** | it does not end before its deadline, or a signal ends it |
 | unsteady | two tries in the same folder did not come to the same |
 
-An outcome in bold makes the exit status of `shardproof resilience` 1. A symbolic link, such as `LATEST -> step_2`, is kept
-as a link in every folder, and nothing is read or written through one that leads out of the folder.
+An outcome in bold makes the exit status of `shardproof resilience` 1. A symbolic link, such as `LATEST -> step_2`, is
+kept as a link in every folder, and nothing is read or written through one that leads out of the folder.
 
 A trial is a whole run of the command, so that `--trials` has 40 of them unless you give another number. Folders between
 two files come first; of `killed`, `torn` and `lost` ([below](#crashes-and-their-bounds)) the seed draws as many as are

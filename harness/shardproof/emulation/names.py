@@ -6,6 +6,7 @@ that import works, and a kernel that is called after all refuses.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import types
@@ -90,6 +91,21 @@ def importable(names: Iterable[str]) -> Iterator[None]:
     finally:
         for name in added:
             sys.modules.pop(name, None)
+
+
+@contextmanager
+def untuned() -> Iterator[None]:
+    """Inside, `triton.autotune` leaves a kernel as it is, where triton is installed: what it checks while a library is
+    imported concerns a launch, and nothing is launched on a CPU."""
+    if not _installed("triton"):
+        yield
+        return
+    triton = importlib.import_module("triton")
+    autotune, triton.autotune = triton.autotune, lambda *_, **__: lambda kernel: kernel
+    try:
+        yield
+    finally:
+        triton.autotune = autotune
 
 
 def _installed(package: str) -> bool:

@@ -114,7 +114,7 @@ def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:
 
     torch.set_num_threads(1)
     if device == "cpu":
-        _start_autograd()
+        process.start_autograd()
     torch.sqrt(torch.ones(64))  # MKL initialises itself in its first call, in which two threads may race
     for module in modules:
         import_plugin(module)
@@ -124,21 +124,6 @@ def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:
     gc.collect()
     gc.freeze()
     process.collapse_memory()
-
-
-def _start_autograd() -> None:
-    """Run one plain backward pass, so that autograd decides now, for good, that it needs no threads for devices.
-
-    A CUDA build of torch on a machine without a GPU has no device, until something enters a FakeTensorMode, as
-    DTensor's sharding propagation does: that installs a stand-in for the CUDA device guard, which counts eight
-    devices. The first backward pass of a process starts one thread for each device that it finds, and autograd refuses
-    every backward pass in a child forked after that ("Unable to handle autograd's threading in combination with
-    fork-based multiprocessing"). The decision is made once in a process. Made here, before anything else has run, it
-    finds no device.
-    """
-    import torch
-
-    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _forget_meshes() -> None:

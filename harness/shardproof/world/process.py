@@ -70,6 +70,21 @@ def fork(child: Callable[[], None]) -> int:
     return pid
 
 
+def start_autograd() -> None:
+    """Run one plain backward pass, so that autograd decides now, for good, that it needs no threads for devices.
+
+    A CUDA build of torch on a machine without a GPU has no device, until something enters a FakeTensorMode, as
+    DTensor's sharding propagation does: that installs a stand-in for the CUDA device guard, which counts eight
+    devices. The first backward pass of a process starts one thread for each device that it finds, and autograd refuses
+    every backward pass in a child forked after that ("Unable to handle autograd's threading in combination with
+    fork-based multiprocessing"). The decision is made once in a process. Made here, before anything else has run, it
+    finds no device.
+    """
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
 def close_all_but(keep: Iterable[int]) -> None:
     """Close every inherited descriptor but standard input, output and error and `keep`."""
     kept = sorted(keep)

@@ -134,6 +134,32 @@ def test_a_lane_that_is_killed_takes_its_children_along(tmp_path: Path, monkeypa
     assert not bench.root.exists()
 
 
+def test_autograd_starts_before_a_driver_is_made_and_only_where_its_module_has_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a CUDA build of torch without a GPU refuses every backward pass in the ranks, which are forked."""
+    done: list[str] = []
+
+    class Driver(plain_stack.Plain):
+        def __init__(self, **_: object) -> None:
+            done.append("made")
+
+        def warm(self) -> None:
+            done.append("warm")
+
+    def started(*, torch: bool) -> list[str]:
+        done.clear()
+        monkeypatch.setattr(host.sys, "modules", {**sys.modules, "torch": None} if torch else {})
+        host.warmed("a:Driver", {"silent": True})
+        monkeypatch.undo()
+        return list(done)
+
+    for torch, expected in ((True, ["autograd", "made", "warm"]), (False, ["made", "warm"])):
+        monkeypatch.setattr(host, "resolve", lambda name: Driver)
+        monkeypatch.setattr(host, "start_autograd", lambda: done.append("autograd"))
+        assert started(torch=torch) == expected
+
+
 @pytest.mark.parametrize("starved", [0.0, 1000.0])
 def test_what_a_child_waits_for_a_cpu_does_not_count_to_its_deadline(
     monkeypatch: pytest.MonkeyPatch, starved: float

@@ -40,6 +40,7 @@ from shardproof.world.process import (
     fork,
     in_session,
     kill_children,
+    start_autograd,
     starved_s,
 )
 
@@ -202,8 +203,7 @@ def _main() -> None:
     adopt_orphans()
     die_with_parent(int(parent), clean_up)
     cure_import_hook.install(os.environ.pop(cure_import_hook.VARIABLE, ""))
-    driver: Driver = resolve(driver_name)(**dict(json.loads(options)))
-    driver.warm()
+    driver = warmed(driver_name, dict(json.loads(options)))
     gc.collect()
     gc.freeze()  # children copy fewer pages
     ends: list[tuple[int, int]] = json.loads(lanes)
@@ -211,6 +211,16 @@ def _main() -> None:
     for process in [fork(partial(_lane, driver, own, ends, host)) for own in ends]:
         os.waitpid(process, 0)
     clean_up()
+
+
+def warmed(name: str, options: dict[str, Any]) -> Driver:
+    """A driver that has imported and computed what its children will need."""
+    made: Callable[..., Driver] = resolve(name)
+    if "torch" in sys.modules:  # a driver of plain files does without
+        start_autograd()
+    driver = made(**options)
+    driver.warm()
+    return driver
 
 
 def _lane(driver: Driver, own: tuple[int, int], ends: list[tuple[int, int]], host: int) -> None:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from shardproof.emulation import cpu_for_cuda
+from shardproof.emulation import cpu_for_cuda, names
 from shardproof.emulation.used_symbols import used_symbols
 from shardproof.layout import Box as ShardBox
 from shardproof.mechanisms.param_scheduler import OWN_SCHEDULES, asked
@@ -56,9 +56,11 @@ QUIET = (
 @cache
 def library() -> Any:
     """Import Automodel, once a process. Transformers is made to read tensors in this thread, since a pool of threads
-    does not survive a fork."""
+    does not survive a fork. The kernels are not tuned: one of Automodel 0.7.0's is to be tuned by a name that is none
+    of its arguments (nemo_automodel/components/_peft/lora_kernel.py), which triton 3.9 refuses."""
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-    from shardproof.systems.automodel.rank import api
+    with names.untuned():
+        from shardproof.systems.automodel.rank import api
 
     return api
 

@@ -51,11 +51,11 @@ def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str]) -> str
     """A sentence about the first module that comes to something else; empty where no module was seen.
 
     Args:
-        first, own: rank → calls, of either way. names: of the two ways, such as `shard=yes` and `shard=no`.
+        first, own: rank → calls, of either way. names: how a sentence about either begins, such as `With shard=no`.
     """
     ranks = sorted(first.keys() & own.keys())
     anew = (_recomputed(way[rank], name) for rank in ranks for way, name in zip((first, own), names, strict=True))
-    apart = (_apart(first[rank].forward, own[rank].forward, names, rank) for rank in ranks)
+    apart = (_apart(first[rank].forward, own[rank].forward, rank) for rank in ranks)
     told = next(filter(None, (*anew, *apart)), "")
     number = sum(len(own[rank].forward) for rank in ranks)
     if told or not number or any(_shape(first[rank]) != _shape(own[rank]) for rank in ranks):
@@ -66,7 +66,7 @@ def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str]) -> str
     )
 
 
-def _apart(first: Sequence[Call], own: Sequence[Call], names: tuple[str, str], rank: int) -> str:
+def _apart(first: Sequence[Call], own: Sequence[Call], rank: int) -> str:
     for one, other in zip(first, own, strict=False):
         if (one.path, one.kind) != (other.path, other.kind):
             return ""  # the two ways are not made of the same modules
@@ -86,7 +86,7 @@ def _recomputed(called: Called, name: str) -> str:
         known.setdefault((call.path, call.kind), set()).add(call.digest)
     other = next(_unlike(called.anew, known), None)
     return "" if other is None else (
-        f"With {name} the backward computes {other.name} anew, and comes to another output than the forward did: look "
+        f"{name} the backward computes {other.name} anew, and comes to another output than the forward did: look "
         "at what has to be the same then, such as random states, autocast and recipes of quantization."
     )  # fmt: skip
 

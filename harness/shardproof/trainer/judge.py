@@ -151,7 +151,7 @@ class Judge(Judging):
             if new and not self.unsteady:
                 differing, self.looked_at = self.compare(first, second, other.index), 0
                 calls = [self.calls.get(op.index, {}) for op in (one, other)]
-                parted = where_they_part(calls[0], calls[1], ("one run", "the other run"))
+                parted = where_they_part(calls[0], calls[1], ("In one run", "In the other run"))
                 told = " ".join(filter(None, (wording.of_unsteady(differing, one), parted)))
                 self.found.append(ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, told, ()))
                 self.differences += differing
@@ -168,7 +168,7 @@ class Judge(Judging):
         still = self._still(moments[0], last)
         steps = [op.index for op in self.whole.ops if op.kind == "step"]
         later = [index for index in steps if index > self.saved]
-        params = sum(role == PARAMS for role, _ in last)
+        params = sum(key[0] == PARAMS and bool(value.data) for key, value in last.items())
         if wrong := self._no_numbers(last):
             text = no_numbers(wrong)
         elif still and len(still) == params:
@@ -254,13 +254,19 @@ class Judge(Judging):
             return
         load, found = self.loaded(resumed), list[Difference]()
         if load >= 0:
-            found = self.compare(self.at(self.saved), self.at(load), load, self.idle | self.transient)
+            found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load)
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
-        notes = [idle(self.idle)] if self.idle else []
+        unseen = self.idle | self.seeded_anew
+        notes = [idle(unseen)] if unseen else []
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         self.add(RESUMED, found, sentence, notes)
+
+    @property
+    def _free_at_load(self) -> set[tuple[str, str]]:
+        """What may be anything right after a load."""
+        return self.idle | self.seeded_anew | self.transient
 
     def _cold(self) -> None:
         resumed = self.named(RESUMED)
@@ -285,7 +291,7 @@ class Judge(Judging):
         if RESUMED in self.failures:
             return
         load = self.loaded(used)
-        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self.idle | self.transient)
+        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self._free_at_load)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
         self.add(USED, found, wording.of_used(found))
 

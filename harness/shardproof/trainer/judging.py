@@ -111,21 +111,21 @@ class Judging:
 
     @cached_property
     def idle(self) -> set[tuple[str, str]]:
-        """Generators of which it has no effect whether a load restores them: nothing is drawn from them after the save,
-        or every step seeds them anew."""
+        """Generators from which nothing is drawn after the save: whether a load restores them has no effect."""
         first, last = self.at(self.saved), self.at(self.whole.ops[-1].index)
-        streams = {key for key in first if key[0] in OF_A_RANK}
-        return {key for key in streams if last.get(key) == first[key]} | self._seeded_anew(streams)
+        return {key for key, value in first.items() if key[0] in OF_A_RANK and last.get(key) == value}
 
-    def _seeded_anew(self, streams: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Generators that are not restored, and after each step what they are in the run without a break."""
+    @cached_property
+    def seeded_anew(self) -> set[tuple[str, str]]:
+        """Generators that a load does not restore, and that every step seeds: after each they are what they are in the
+        run without a break. So what they are right after the load has no effect, and after a step they are compared."""
         resumed = self.named(arms.RESUMED)
         pairs = list(self.in_turn(resumed, self.whole)) if resumed else []
         if resumed is None or not pairs:
             return set()
         loaded, saved = self.at(self.loaded(resumed)), self.at(self.saved)
         after = [(self.at(one), self.at(other)) for one, other in pairs]
-        return {key for key in streams if loaded.get(key) not in (None, saved[key])
+        return {key for key in saved if key[0] in OF_A_RANK and loaded.get(key) not in (None, saved[key])
                 and all(one.get(key) == other.get(key) is not None for one, other in after)}  # fmt: skip
 
     @cached_property

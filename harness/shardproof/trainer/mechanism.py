@@ -13,7 +13,8 @@ two values of everything, and some mistakes can be read off them:
     scaled       every change times one factor, in all tensors alike or in each rank's rows by one of its own: what
                  scales gradients as a whole, such as the norm that they are clipped by
 
-A mechanism counts only where it explains all tensors that differ, and where chance cannot: enough different elements.
+The first two are said of one value, whatever else differs. Any other counts only where it explains all tensors that
+differ, and where chance cannot: enough different elements.
 
 *Verifies*: that the mechanism makes exactly these values; `scaled`, that one factor makes them up to a thousandth.
 *Does not verify*: that nothing else does.

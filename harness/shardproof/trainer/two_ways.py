@@ -73,6 +73,6 @@ def alike(judging: Judging, session: Session) -> None:
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
     judging.between = replace(judging.between, against=one) if judging.between else None
     calls = [judging.calls.get(op, {}) for op in apart]
-    parted = where_they_part(calls[0], calls[1], (one, other)) if wrong and exactly else ""
+    parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
     told = " ".join(filter(None, (wording.of_alike(wrong, one, other, farthest), parted)))
     judging.add(session.name, wrong, told, notes)

@@ -15,7 +15,7 @@ from shardproof.trainer.rank.calls import Calls
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-NAMES = ("how=a", "how=b")
+NAMES = ("With how=a", "With how=b")
 
 
 class Odd(nn.Module):

@@ -100,7 +100,7 @@ def untuned() -> Iterator[None]:
     if not _installed("triton"):
         yield
         return
-    triton = importlib.import_module("triton")
+    triton: Any = importlib.import_module("triton")
     autotune, triton.autotune = triton.autotune, lambda *_, **__: lambda kernel: kernel
     try:
         yield

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardproof.errors import UsageError
+from shardproof.errors import NotImportableError, UsageError
 
 if TYPE_CHECKING:
     from shardproof.protocol.system import System
@@ -98,20 +98,25 @@ def clone_variable_of(name: str) -> str:
 
 
 def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[str, str]:
-    """Every release that was asked for by name is there and imports, before anything runs.
+    """Every release that was asked for is there before anything runs, and at least one of them imports.
+
+    Scenarios of a release that does not import here get the verdict `unknown`, and the others run.
 
     Returns package → releases that will run, for the record of a run.
 
     Raises:
-        UsageError: one is not; with the last lines of what it said itself.
+        UsageError: one cannot be installed, or none can be imported; with the last lines of what it said itself.
     """
+    from shardproof.world.commands import OverlayError
     from shardproof.world.interpreter import interpreter
-    from shardproof.world.overlay import OverlayError, build
+    from shardproof.world.overlay import build
     from shardproof.world.resolved import named
 
     found: dict[str, list[str]] = {}
+    refused: list[UsageError] = []
     base = interpreter(python)
-    for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
+    asked = sorted({(scenario.system, scenario.version) for scenario in scenarios})
+    for system, version in asked:
         software = named(system, version, base)
         of_torch = " of torch" if software.system.is_torch else ""
         try:
@@ -122,11 +127,18 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
             if isinstance(error, UsageError) and not of_torch:
                 raise
             allowed = f"a release{of_torch} that can be installed and imported here"
-            raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+            given = version or software.version
+            wrong = UsageError(f"release of {system}: given '{given}'; allowed: {allowed}; {error}")
+            if not isinstance(error, NotImportableError):
+                raise wrong from None
+            refused.append(wrong)
+            continue
         if software.package is not None:
             found.setdefault(software.package.name, []).append(software.version)
         else:
             require_installed(software.system, software.release, software.installed)
+    if refused and len(refused) == len(asked):
+        raise refused[0]
     return {name: ", ".join(releases) for name, releases in found.items()}
 
 

@@ -182,6 +182,21 @@ class MisfitError(HarnessError):
     """
 
 
+class NotImportableError(HarnessError):
+    """A library cannot be imported on this machine: nothing of ours failed, and nothing is said about the library's
+    state. The first line of its text is a sentence that says which library, and why."""
+
+
+CANNOT_IMPORT = "cannot be imported"
+"""Stands in the first line of every `NotImportableError`, from which a stored result is known to be of that kind."""
+
+
+def sentence_of(error: NotImportableError, library: str) -> str:
+    """The text of an error, which a server begins without the name of what it could not import."""
+    text = str(error)
+    return f"{library} {text}" if text.startswith(CANNOT_IMPORT) else text
+
+
 class ServerLostError(HarnessError):
     """A process of ours was killed or ended: a server, a supervisor, a worker. It says nothing about what ran in it,
     and is tried a second time."""

@@ -138,3 +138,21 @@ def test_when_to_colour() -> None:
     assert not wants_colour(terminal, {"NO_COLOR": "1"})
     assert not wants_colour(terminal, {"TERM": "dumb"})
     assert not wants_colour(io.StringIO(), {})
+
+
+def test_a_failure_on_what_upstream_never_supported_says_so_and_cures_that_do_not_apply_are_counted() -> None:
+    pair = "torch 2.15.0: upstream tested with 2.10"
+    left = {"2874": "the code moved: a.py, line 1640", "3882": "the code moved: b.py, line 341"}
+    told = render_text(samples.report(replace(samples.crash(), outside_support=(pair,), not_cured=left)))
+    assert "   Upstream has never supported torch 2.15.0 with this release\n" in told
+    assert "; 2 cures do not apply to this release, which the report names\n" in told
+    assert "line 1640" not in told
+
+
+def test_a_traceback_in_the_reason_is_folded() -> None:
+    reason = (
+        "lib 1 cannot be imported here: ValueError: S\nTraceback (most recent call last):\n  File x\nValueError: S\n"
+    )
+    told = render_text(samples.report(replace(samples.unknown(), reason=reason)))
+    assert "   lib 1 cannot be imported here: ValueError: S (4 lines in the report)\n" in told
+    assert "Traceback" not in told

@@ -26,7 +26,7 @@ from shardproof.scenario import Scenario
 from shardproof.space.files import load_space
 from shardproof.world.devices import Gpus, gpus
 from shardproof.world.interpreter import SAFE_PATH, Interpreter, interpreter
-from shardproof.world.overlay import cache_folder, clone_variable, is_cached
+from shardproof.world.overlay import cache_folder, clone_variable, is_cached, is_imported
 from shardproof.world.server import ForkServer
 
 _OURS = ("torch", "numpy", "ml_dtypes", "click", "filelock", "jinja2", "packaging", "rich", "tomli_w")
@@ -168,6 +168,8 @@ def _releases(info: System, declared: Package, ranks: Interpreter) -> list[str]:
     for release in declared.releases:
         there = (info.is_torch and release.version == default) or is_cached(declared, release.version, ranks)
         state = "installed" if there else "installed at its first use"
+        if there and not info.is_torch:
+            state += ", imported here" if is_imported(declared, release.version, ranks) else ", not imported here yet"
         lines.append(f"{release.version:<9}{state}{', the default' if release.version == default else ''}")
         lines += [f"{'':<9}the oldest that users still run (@oldest): {release.users}"] if release.users else []
         lines += [f"{'':<9}refuses: {reason}" for reason in refused[release.version]]

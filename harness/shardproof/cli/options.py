@@ -152,8 +152,8 @@ def python(command: click.decorators.FC) -> click.decorators.FC:
 def _with_torch(context: click.Context, _: click.Parameter, version: str | None) -> None:
     """Put the interpreter that has a release of torch in the place of the chosen one."""
     if version is not None:
+        from shardproof.world.commands import OverlayError
         from shardproof.world.interpreter import interpreter
-        from shardproof.world.overlay import OverlayError
         from shardproof.world.torches import newest_torch, with_torch
 
         made = newest_torch if version.startswith("<=") else with_torch

@@ -24,8 +24,9 @@ from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
 from shardproof.result import Result
+from shardproof.world.commands import OverlayError
 from shardproof.world.interpreter import Interpreter, interpreter
-from shardproof.world.overlay import OverlayError, build
+from shardproof.world.overlay import build
 from shardproof.world.torches import with_torch
 
 ISSUE = "issue.md"

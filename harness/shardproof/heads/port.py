@@ -53,8 +53,8 @@ from shardproof.scenario import Scenario
 from shardproof.space.cost import cost_model
 from shardproof.verdict import ExitStatus, Verdict
 from shardproof.wording.lines import brief
+from shardproof.world.commands import OverlayError
 from shardproof.world.environments import Environments
-from shardproof.world.overlay import OverlayError
 
 OF_NO_HEAD = (
     "an axis value that nobody declared is refused",

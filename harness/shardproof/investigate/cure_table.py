@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from shardproof.errors import HarnessError, UsageError
+from shardproof.errors import CANNOT_IMPORT, HarnessError, NotImportableError, UsageError
 from shardproof.issues import cures
 from shardproof.issues.cures import Cure
 from shardproof.laboratory.laboratory import Laboratory
@@ -27,7 +27,7 @@ from shardproof.world.environments import Environments
 from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import is_cached
 
-APPLIES, NOT_INSTALLED = "applies", "not installed"
+APPLIES, NOT_INSTALLED, NOT_IMPORTED = "applies", "not installed", f"{CANNOT_IMPORT} here"
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,15 @@ def applicability(system: System, versions: Sequence[str], python: str | None) -
     found: dict[tuple[str, str], str] = {}
     for version in versions:
         print(f"trying the cures of {system.name} on {version}", file=sys.stderr, flush=True)
+        absent = NOT_INSTALLED
         try:
             cured = places.cured(places.resolve(system, with_cures(version, "")))
+        except NotImportableError:
+            cured, absent = None, NOT_IMPORTED
         except (HarnessError, UsageError):
             cured = None
         for cure in cures.cures_of(system):
-            state = NOT_INSTALLED if cured is None else cured.left.get(cure.id, APPLIES)
+            state = absent if cured is None else cured.left.get(cure.id, APPLIES)
             found[cure.id, version] = state
     return found
 

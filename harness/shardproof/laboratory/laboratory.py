@@ -33,7 +33,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from shardproof.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
+from shardproof.errors import NO_SPACE, HarnessError, NotImportableError, ServerLostError, UsageError, sentence_of
 from shardproof.faults.boundary import all_came, never_struck
 from shardproof.laboratory.run_verdict import Attempt, failures_of, refused_in, result_of, same_failure
 from shardproof.laboratory.witness import Witnesses
@@ -208,6 +208,9 @@ class Laboratory:
                 result = self._attempt(scenario, software, observed, patience)
         except StoreFull:
             raise
+        except NotImportableError as error:
+            result = self._unknown(scenario, "")
+            result = replace(result, reason=sentence_of(error, f"{result.system} {result.version}"))
         except (HarnessError, UsageError) as error:
             result = self._unknown(scenario, str(error))
         except Exception as error:

@@ -26,7 +26,7 @@ from shardproof.report.model import Report
 from shardproof.report.publish import publish
 from shardproof.result import Result
 from shardproof.verdict import Verdict
-from shardproof.wording.lines import headline
+from shardproof.wording.lines import first_line, headline, unsupported_pair
 from shardproof.wording.rank_ends import told_ends
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def _environment() -> Environment:
     environment.filters["address_of"] = address_of
     environment.globals.update(
         symbols={verdict.value: symbol for verdict, symbol in SYMBOLS.items()},
+        first_line=first_line,
         headline=headline,
+        unsupported_pair=unsupported_pair,
         evidence_columns=_evidence_columns,
         cell=_cell,
         evidence_rows=EVIDENCE_SHOWN,

@@ -389,6 +389,8 @@ def _given(command: Sequence[str], option: str) -> list[str]:
 def cures_line(result: Result, most: int | None = None) -> str:
     """What was cured, in a line; of more defects than `most` the number."""
     left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
+    if most is not None and len(result.not_cured) > 1:
+        left = f"; {len(result.not_cured)} cures do not apply to this release, which the report names"
     if most is not None and len(result.cured) > most:
         return f"{len(result.cured)} known defects cured, which the report names{left}"
     return f"{', '.join(result.cured) or 'nothing'} cured{left}"

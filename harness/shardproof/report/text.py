@@ -15,7 +15,7 @@ from shardproof.report.model import Cluster, Report, cures_line
 from shardproof.report.repaired import repaired
 from shardproof.result import Result
 from shardproof.verdict import SEVERITY, Standing, Verdict
-from shardproof.wording.lines import difference_lines, first_line, headline
+from shardproof.wording.lines import difference_lines, first_line, headline, unsupported_pair
 from shardproof.wording.titles import title
 
 _COLOURS = {
@@ -210,6 +210,8 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
         best = simplest.explanations[0]
         lines.append(f"   {cluster.mechanism} ({best.confidence}{compared(best.bug_ids)})")
     lines.append(f"   {headline(simplest)}")
+    if outside := unsupported_pair(simplest):
+        lines.append(f"   {outside}")
     if simplest.reason and simplest.verdict.is_failure:
         lines.append(f"   {first_line(simplest.reason)}")
     lines.append(f"   smallest: {simplest.scenario}")

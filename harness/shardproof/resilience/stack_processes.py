@@ -29,6 +29,7 @@ from shardproof.resilience.stacks import Stack
 from shardproof.resilience.trace import attached, calls_of, lines_of, read_trace
 from shardproof.resilience.trial import Digests
 from shardproof.world import cure_import_hook
+from shardproof.world.server import NO_GPU
 
 _END_S = 20.0
 """Seconds that a host has to end its descendants, before it is killed itself."""
@@ -101,7 +102,7 @@ class Bench:
             file = self.root / "cured.json"
             file.write_text(json.dumps(dict(self.cured)), "utf-8")
             own[cure_import_hook.VARIABLE] = str(file)
-        return {**os.environ, **threads, **own}
+        return {**os.environ, **threads, **NO_GPU, **own}
 
     def ended(self) -> HostError:
         """The error of a host that does not answer."""

@@ -28,7 +28,21 @@ def headline(result: Result) -> str:
         return f"{result.error.type}{rank}: {message}"
     if result.differences:
         return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
-    return result.reason or "no further detail"
+    return folded(result.reason) or "no further detail"
+
+
+def folded(text: str) -> str:
+    """A text of several lines, such as an error and its traceback, in one: the first, and the last where it says more.
+    `shardproof explain` has all of them."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    told = lines[0] if len(lines) == 1 or lines[-1] in lines[0] else f"{lines[0]} … {lines[-1]}"
+    return f"{told} ({len(lines)} lines in the report)" if len(lines) > 2 else told
+
+
+def unsupported_pair(result: Result) -> str:
+    """With what upstream never supported the release of a failure, in a sentence; empty where there is nothing."""
+    pairs = " and ".join(pair.partition(":")[0] for pair in result.outside_support)
+    return f"Upstream has never supported {pairs} with this release" if pairs and result.verdict.is_failure else ""
 
 
 def brief(result: Result) -> str:

@@ -24,10 +24,12 @@ from string import Formatter
 from shardproof.diagnosis import Explanation
 from shardproof.diagnosis.rules.engine import ALIKE, CAUSE_FIRST
 from shardproof.diff import Difference
+from shardproof.errors import CANNOT_IMPORT
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult, Failure, Result
 from shardproof.verdict import Verdict
 from shardproof.wording.error_place import place_of
+from shardproof.wording.lines import first_line
 
 LONGEST = 120
 """Characters of a title: two lines of a page, one of a wide terminal."""
@@ -184,6 +186,8 @@ def _title_of_verdict(result: Result) -> str:
             return "Every compared bit is as expected"
         case Verdict.UNSUPPORTED:
             return f"Refused: {result.reason}" if result.reason else "Refused by the system"
+        case Verdict.UNKNOWN if CANNOT_IMPORT in first_line(result.reason):
+            return f"No verdict, since {first_line(result.reason)}"
         case Verdict.UNKNOWN:
             return f"No verdict, since shardproof itself failed: {result.reason or 'it does not say how'}"
         case Verdict.NONDETERMINISTIC:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.metadata
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -25,13 +27,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardproof.entry import resolve
-from shardproof.ownership import in_one_line, with_callable
+from shardproof.errors import CANNOT_IMPORT
+from shardproof.ownership import folders_of, in_one_line, with_callable
 from shardproof.protocol.plugin_modules import import_plugin
 from shardproof.protocol.registry import system_named
 from shardproof.world import cure_import_hook, process, rehearsal, wire
 from shardproof.world.job import Job, shortened
 from shardproof.world.supervisor import supervise
 from shardproof.world.worker import serve
+
+_PACKAGE = re.compile(r".*site-packages/(\w+)/")
+"""The package that a file of a library belongs to."""
 
 
 @dataclass
@@ -82,11 +88,29 @@ def main(
         message = with_callable(str(error)) if isinstance(error, TypeError) else str(error)
         text = traceback.format_exc()
         line = in_one_line(type(error).__name__, message, text)
+        if where := _of_import(error):
+            first = message.strip().partition("\n")[0]
+            _give_up(control, f"{where}: {type(error).__name__}: {first}\n{shortened(text)}")
         _give_up(control, f"{line}, while a server warmed up\n{shortened(text)}")
     wire.send(control, {"kind": "ready"})
     _serve(_Host(control))
     _leave(parent, scratch)
     os._exit(0)
+
+
+def _of_import(error: BaseException) -> str:
+    """For an error that a library raised while it was being imported: that it cannot be imported, and with which
+    package the statement that failed comes; empty for any other."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = max((n for n, frame in enumerate(frames) if frame.filename.startswith(folders_of("shardproof"))), default=-1)
+    theirs = frames[ours + 1 :]
+    if not any(frame.filename.startswith("<frozen importlib") for frame in theirs):
+        return ""
+    packages = [found[1] for frame in theirs if (found := _PACKAGE.search(frame.filename))]
+    if len(set(packages)) > 1:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{CANNOT_IMPORT} with {packages[-1]} {importlib.metadata.version(packages[-1])}"
+    return f"{CANNOT_IMPORT} here"
 
 
 def _give_up(control: socket.socket, reason: str) -> NoReturn:

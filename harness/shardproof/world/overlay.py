@@ -26,26 +26,24 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
-from shardproof.errors import HarnessError, UsageError
+from shardproof.errors import CANNOT_IMPORT, NotImportableError, UsageError
 from shardproof.folders import CACHE_VARIABLE, cache_root
 from shardproof.protocol.features import Feature, found_in, with_features
 from shardproof.protocol.releases import Package
 from shardproof.versions import TREE_VERSION
-from shardproof.world.interpreter import SAFE_PATH, Interpreter
-from shardproof.world.process import cpu_s
+from shardproof.world.commands import OverlayError, said
+from shardproof.world.interpreter import Interpreter
 from shardproof.world.server import DETERMINISM
 from shardproof.world.trees import linked_parts, text_in, version_of, write_out
 
 LOCK_S = 900.0
 INSTALL_S = 900.0
 IMPORT_S = 120.0  # of processor time
-IDLE = 20  # how many times its limit of processor time a command may take by the clock
-_LOOK_S = 0.5
+OTHER_TORCH = "; upstream never supported it with this torch, and `--torch 2.10.0` gives it an older one"
 SITE = "site-packages"  # the name where libraries are installed, since reports name a library's files from there on
 _MANIFEST = "overlay.json"
 TOOK = "took_s"  # the seconds that it took to fill a folder
 _OURS = Path(__file__).resolve().parents[2]  # what holds the package `shardproof`
-_SHOWN_LINES, _SHOWN_CHARACTERS = 12, 300
 
 _IMPORT = """
 import importlib, json, sys
@@ -61,8 +59,8 @@ Contents = Callable[[Path], dict[str, str]]
 """What a folder holds: relative path → what would be another text if the file were damaged."""
 
 
-class OverlayError(HarnessError):
-    """A library could not be installed or imported; says which, and the last lines of what it said itself."""
+class ImportFailedError(OverlayError, NotImportableError):
+    """An installed library raised when it was imported."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,12 @@ def wanted(package: Package, version: str) -> tuple[tuple[str, ...], ...]:
     """The requirement lists of a release, one a folder: the release itself, and the packages beside the library."""
     release = package.release(version)
     return ((f"{package.name}=={release.version}",), *([release.beside] if release.beside else []))
+
+
+def is_imported(package: Package, version: str, python: Interpreter) -> bool:
+    """Whether an installed release has been imported with this interpreter; False where nobody has tried it yet."""
+    paths = [cache_folder() / key_of(requirements, python) / SITE for requirements in wanted(package, version)]
+    return _note_of(paths, python).is_file()
 
 
 def is_installed(requirements: Sequence[str], python: Interpreter) -> bool:
@@ -405,19 +409,27 @@ def _imported(
     Raises:
         OverlayError: it cannot be imported, is another release, or comes from elsewhere.
     """
-    note = paths[0].parent / f"imported-{_digest(python.path, str(python.release('torch')), *map(str, paths))}"
+    note = _note_of(paths, python)
     if lasting:
         with suppress(OSError):
             if text := note.read_text():
                 return text.rstrip("\n")
-    what = f"{package.name} {expected} cannot be imported".replace("  ", " ") + f" by {python.path}"
+    what = f"{package.name} {expected} {CANNOT_IMPORT}".replace("  ", " ") + f" with torch {python.release('torch')}"
     environment = {
         **os.environ, **DETERMINISM, "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
         "PYTHONPATH": os.pathsep.join(map(str, (*paths, *(_of_importers() if package.importer else [])))),
     }  # fmt: skip
     command = [python.path, "-c", _IMPORT, package.imports, package.importer]
     print(f"importing {package.name} {expected}".rstrip(), file=sys.stderr, flush=True)
-    version, file = json.loads(said(command, IMPORT_S, what, environment, of_cpu=True).splitlines()[-1])
+    try:
+        answer = said(command, IMPORT_S, what, environment, of_cpu=True)
+    except OverlayError as error:
+        first, *others = str(error).splitlines()
+        why = f" {others[-1].strip()}" if others else ""
+        outside = package.release(expected).outside(python.installed) if expected else ()
+        way_out = next((OTHER_TORCH for pair in outside if pair.startswith("torch ")), "")
+        raise ImportFailedError("\n".join([f"{first}{why}{way_out}", *others])) from None
+    version, file = json.loads(answer.splitlines()[-1])
     if not Path(file).is_relative_to(paths[0]):
         raise OverlayError(f"{what}: {package.imports} comes from {file}, not from {paths[0]}")
     if expected and version and version != expected:
@@ -426,6 +438,11 @@ def _imported(
         with suppress(OSError):  # where the cache cannot be written, it is tried every time
             _write(note, f"{version or expected}\n")
     return str(version or expected)
+
+
+def _note_of(paths: Sequence[Path], python: Interpreter) -> Path:
+    """The file that says that a library was imported from these folders."""
+    return paths[0].parent / f"imported-{_digest(python.path, str(python.release('torch')), *map(str, paths))}"
 
 
 def _of_importers() -> Iterator[str]:
@@ -439,62 +456,3 @@ def _write(path: Path, text: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as scratch:
         scratch.write(text)
     os.replace(scratch.name, path)
-
-
-def said(
-    command: Sequence[str], limit_s: float, what: str, environment: dict[str, str], *, of_cpu: bool = False
-) -> str:
-    """Standard output of a command.
-
-    Args:
-        limit_s: how long it may take. of_cpu: this is processor time; what it waits, for a busy machine's processors
-            or disks, does not count, up to `IDLE` times as long.
-
-    Raises:
-        OverlayError: it failed, with the last lines of what it said.
-    """
-    try:
-        done = _run(command, limit_s, environment) if of_cpu else _run(command, limit_s, environment, idle=1)
-    except subprocess.TimeoutExpired:
-        raise OverlayError(f"{what}: no end after {limit_s:.0f} s{' of processor time' * of_cpu}") from None
-    except OSError as error:
-        raise OverlayError(f"{what}: {error}") from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).splitlines()
-        lines = [line for line in said if line.strip() and 'File "<frozen ' not in line]
-        shown = (line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…" for line in lines)
-        asked = [f" {part.partition('==')[2]} Requires-Python" for part in command if "==" in part]
-        hint = [_OTHER_PYTHON] if any(version in line for version in asked for line in lines) else []
-        raise OverlayError("\n".join([f"{what}:", *list(shown)[-_SHOWN_LINES:], *hint]))
-    return done.stdout
-
-
-_OTHER_PYTHON = (
-    "It asks for another Python than the ranks': give them one that has torch (--python PATH), or run its source as it "
-    "lies in a clone or a folder (NAME@git:REF, NAME@path:DIR; of a trainer --version)."
-)
-
-
-def _run(
-    command: Sequence[str], limit_s: float, environment: dict[str, str], idle: int = IDLE
-) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end.
-
-    Raises:
-        subprocess.TimeoutExpired: it had `limit_s` of processor time, or `idle` times as much by the clock; it is
-            killed.
-    """
-    started = time.monotonic()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        env={**environment, **SAFE_PATH}, errors="replace",
-    ) as running:  # fmt: skip
-        while True:
-            try:
-                out, err = running.communicate(timeout=_LOOK_S)
-                return subprocess.CompletedProcess(command, running.returncode, out, err)
-            except subprocess.TimeoutExpired:
-                if cpu_s(running.pid) < limit_s and time.monotonic() - started < limit_s * idle:
-                    continue
-                running.kill()
-                raise

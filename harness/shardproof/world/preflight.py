@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from shardproof.errors import UsageError
+from shardproof.errors import NotImportableError, UsageError
 
 if TYPE_CHECKING:
     from shardproof.protocol.system import System
@@ -102,7 +102,9 @@ def clone_variable_of(name: str) -> str:
 def require_releases(
     scenarios: Iterable[Scenario], python: str | None, places: Mapping[tuple[str, str], str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Every release that was asked for by name is there and imports, before anything runs.
+    """Every release that was asked for is there before anything runs, and at least one of them imports.
+
+    Scenarios of a release that does not import here get the verdict `unknown`, and the others run.
 
     Returns package → releases that will run, for the record of a run.
 
@@ -111,13 +113,15 @@ def require_releases(
             `load_version` too. What stands nowhere was asked for with `--system`.
 
     Raises:
-        UsageError: one is not; with the last lines of what it said itself.
+        UsageError: one cannot be installed, or none can be imported; with the last lines of what it said itself.
     """
+    from shardproof.world.commands import OverlayError
     from shardproof.world.interpreter import interpreter
-    from shardproof.world.overlay import OverlayError, build
+    from shardproof.world.overlay import build
     from shardproof.world.resolved import named
 
     found: dict[str, list[str]] = {}
+    refused: list[tuple[str, str, UsageError]] = []
     base = interpreter(python)
     saving = {(scenario.system, scenario.version) for scenario in scenarios}
     for system, version in sorted({*saving, *places}):
@@ -129,13 +133,20 @@ def require_releases(
         except (OverlayError, UsageError) as error:
             if isinstance(error, UsageError) and not software.system.is_torch:
                 raise
-            raise _without_release(software, version, places.get((system, version), ""), error) from None
+            wrong = _without_release(software, version, places.get((system, version), ""), error)
+            if not isinstance(error, NotImportableError):
+                raise wrong from None
+            refused.append((system, version, wrong))
+            continue
         if (system, version) not in saving:
             continue
         if software.package is not None:
             found.setdefault(software.package.name, []).append(software.version)
         else:
             require_installed(software.system, software.release, software.installed)
+    without = [wrong for system, version, wrong in refused if (system, version) in saving]
+    if without and len(without) == len(saving):
+        raise without[0]
     return {name: ", ".join(releases) for name, releases in found.items()}
 
 

@@ -25,9 +25,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 
-from shardproof.errors import HarnessError, ServerLostError
+from shardproof.errors import CANNOT_IMPORT, HarnessError, NotImportableError, ServerLostError
 from shardproof.world import watchdog, wire
 from shardproof.world.job import Job, JobOutcome
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TORCH_CUDA_ARCH_LIST": "8.0"}
+"""Environment of a process whose GPU is emulated: it sees none, and an extension would be built for the emulated one
+(`shardproof.emulation.machine.Kind`). A library that builds one while it is imported, as Megatron-Core 0.15 does where
+there is an nvcc, would be told by torch that it has no GPU to build for (`IndexError: list index out of range`)."""
 
 DETERMINISM = {
     "OMP_NUM_THREADS": "1",
@@ -36,8 +41,8 @@ DETERMINISM = {
     "OPENBLAS_NUM_THREADS": "1",
     "ATEN_CPU_CAPABILITY": "default",
     "GLOO_SOCKET_IFNAME": "lo",
-    "CUDA_VISIBLE_DEVICES": "",
     "PYTHONHASHSEED": "0",
+    **NO_GPU,
 }
 """Environment of every rank, twin and reference: one thread, and kernels whose bits do not depend on the CPU's vector
 width or on an element's position in its shard. Torch takes fp32 square roots from MKL, whose code for a newer Intel CPU
@@ -46,7 +51,7 @@ not (measured: the approximation of a reciprocal root in hardware is another one
 compared run on one machine."""
 
 CUDA_DETERMINISM = {
-    **{name: value for name, value in DETERMINISM.items() if name != "CUDA_VISIBLE_DEVICES"},
+    **{name: value for name, value in DETERMINISM.items() if name not in NO_GPU},
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """The same of a server whose ranks have GPUs, all that the user's environment shows. Whether there is one is asked of
@@ -219,7 +224,7 @@ class _Host:
 
     def error(self, what: str) -> HarnessError:
         """What a caller gets whose job or worker ended with this server."""
-        return HarnessError(self.unfit) if self.unfit else ServerLostError(f"{what}: {self._failure}".rstrip(": "))
+        return unfit_error(self.unfit) if self.unfit else ServerLostError(f"{what}: {self._failure}".rstrip(": "))
 
 
 class ForkServer:
@@ -334,10 +339,15 @@ class ForkServer:
     def _running_host(self) -> _Host:
         with self._lock:
             if self._host and self._host.unfit:
-                raise HarnessError(self._host.unfit)
+                raise unfit_error(self._host.unfit)
             if self._host is None or self._host.closed:
                 self._host = _Host(self._command, self._arguments, self._environment)
             return self._host
+
+
+def unfit_error(reason: str) -> HarnessError:
+    """The error of a server that gave up before it had served anything."""
+    return NotImportableError(reason) if reason.startswith(CANNOT_IMPORT) else HarnessError(reason)
 
 
 def _ask(worker: _Worker, target: str, payload: bytes) -> tuple[bytes, bytes]:

@@ -30,8 +30,9 @@ from filelock import FileLock
 
 from shardproof.errors import UsageError
 from shardproof.versions import is_version
+from shardproof.world.commands import OverlayError, said
 from shardproof.world.interpreter import Interpreter, interpreter
-from shardproof.world.overlay import LOCK_S, OverlayError, install, key_of, said, sizes
+from shardproof.world.overlay import LOCK_S, install, key_of, sizes
 
 OLDEST = "2.10.0"
 """Older ones lack what the server calls: 2.9.1 has no `torch._C._clear_DTensor_sharding_propagator_cache`."""

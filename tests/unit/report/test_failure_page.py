@@ -18,7 +18,7 @@ from shardproof.observe.logical import Key
 from shardproof.report.bits import differing, meaning_of, parts_of
 from shardproof.report.failure_page import element_of, failure_page, owners_of, runs_of, span_of
 from shardproof.report.groups import grouped
-from shardproof.report.html import render_failure
+from shardproof.report.html import render_failure, render_index
 from shardproof.result import FailedOp, Failure, Result
 from shardproof.tensor_pictures import Elements
 from shardproof.wording.rank_ends import told_ends
@@ -195,3 +195,18 @@ def test_an_error_of_ours_costs_the_calls_and_not_the_page(monkeypatch: pytest.M
     filing = page.filing_of(differences((4, "live", "exp_avg", "tower.weight", "bits")), None)
     assert "an error of shardproof's own" in filing.reason
     assert "operation 9 of 3" in filing.reason
+
+
+def test_a_failure_on_what_upstream_never_supported_says_so_on_its_page_and_on_its_card() -> None:
+    result = replace(samples.crash(), outside_support=("torch 2.15.0: upstream tested with 2.10",))
+    sentence = "Upstream has never supported torch 2.15.0 with this release."
+    assert sentence in render_failure(samples.report(result), result)
+    assert sentence in render_index(samples.report(result))
+    assert sentence not in render_index(samples.report(samples.crash()))
+
+
+def test_a_traceback_in_the_reason_is_folded_and_escaped() -> None:
+    result = replace(samples.unknown(), reason=f"lib 1 cannot be imported here: S\n{samples.HOSTILE}\nValueError: S")
+    drawn = render_failure(samples.report(result), result)
+    assert "<details><summary>lib 1 cannot be imported here: S</summary><pre" in drawn
+    assert samples.HOSTILE not in drawn

@@ -119,6 +119,10 @@ BOTH = failure(
         (samples.passing(), "Every compared bit is as expected"),
         (replace(CREATED, verdict=Verdict.NONDETERMINISTIC, explanations=()),
          "Not the same in fresh ranks: Saving created optimizer state of 2 parameters that must not exist"),
+        (
+            replace(samples.unknown(), reason="automodel 0.7.0 cannot be imported with triton 3.9.0: ValueError: S\nx"),
+            "No verdict, since automodel 0.7.0 cannot be imported with triton 3.9.0: ValueError: S",
+        ),
         (replace(samples.unknown(), reason=""), "No verdict, since shardproof itself failed: it does not say how"),
     ],
 )  # fmt: skip

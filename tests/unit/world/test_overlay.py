@@ -22,10 +22,10 @@ from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.releases import Package, Release, package, parse
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
-from shardproof.world import environments, overlay
+from shardproof.world import environments, overlay, preflight
+from shardproof.world.commands import OverlayError, said
 from shardproof.world.interpreter import interpreter
-from shardproof.world.overlay import OverlayError, build, clone_variable, is_cached
-from shardproof.world.overlay import said as output_of
+from shardproof.world.overlay import build, clone_variable, is_cached, is_imported
 from shardproof.world.server import ForkServer
 
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
@@ -137,7 +137,7 @@ def test_what_a_killed_process_left_is_cleared(fake: Package, cache: Path) -> No
 def test_two_at_once_install_once(fake: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     calls: list[str] = []
-    real = overlay.said
+    real = said
 
     def counted(command: list[str], limit_s: float, what: str, environment: dict[str, str], **limit: bool) -> str:
         calls.append(command[2])
@@ -165,9 +165,9 @@ def test_a_release_for_another_python_says_how_to_give_it_one() -> None:
         "import sys; sys.exit('ERROR: Ignored the following versions: 0.17.0 Requires-Python >=3.12; 0.18.0 Requires')"
     )
     with pytest.raises(OverlayError, match=r"(?s)Requires-Python >=3.12.*--python PATH"):
-        output_of([sys.executable, "-c", pip, "fake-lib==0.17.0"], 30.0, "fake-lib", {})
+        said([sys.executable, "-c", pip, "fake-lib==0.17.0"], 30.0, "fake-lib", {})
     with pytest.raises(OverlayError, match=r"(?s)Requires-Python >=3.12") as no_such_release:
-        output_of([sys.executable, "-c", pip, "fake-lib==7.0"], 30.0, "fake-lib", {})
+        said([sys.executable, "-c", pip, "fake-lib==7.0"], 30.0, "fake-lib", {})
     assert "--python" not in str(no_such_release.value)
 
 
@@ -179,6 +179,16 @@ def test_a_release_that_is_not_on_the_index_says_what_pip_says(fake: Package) ->
 def test_a_release_that_does_not_import_says_why(fake: Package) -> None:
     with pytest.raises(OverlayError, match=r"(?s)fake-lib 1\.2 cannot be imported .*no_such_dependency"):
         build(fake, "1.2", interpreter())
+
+
+def test_a_release_that_does_not_import_leaves_the_others_of_a_run(fake: Package) -> None:
+    broken, sound = replace(FAKE, version="1.2"), replace(FAKE, version="1.0")
+    assert preflight.require_releases([broken, sound], None) == {"fake-lib": "1.0"}
+    with pytest.raises(UsageError, match=r"(?s)^--system: given 'fake@1\.2'; .* cannot be imported with torch "):
+        preflight.require_releases([broken], None)
+    assert is_imported(fake, "1.0", interpreter())
+    assert is_cached(fake, "1.2", interpreter())
+    assert not is_imported(fake, "1.2", interpreter())
 
 
 def test_a_library_from_elsewhere_is_refused(fake: Package, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +298,11 @@ def test_a_tree_gets_what_the_newest_release_before_it_needs(fake: Package, clon
     releases = (Release("1.0", beside=("fake-lib==1.0",), torch="2.0"), Release("1.1", beside=("fake-lib==1.1",)))
     declared = replace(fake, releases=releases)
     core = write_library(tmp_path / "tree", "1.1") / "fakelib" / "core"
-    for said, beside in (("MAJOR = 1\nMINOR = 0\nPATCH = 7\nPRE_RELEASE = ''", "fake_lib-1.0"),
+    for text, beside in (("MAJOR = 1\nMINOR = 0\nPATCH = 7\nPRE_RELEASE = ''", "fake_lib-1.0"),
                          ("MAJOR = 1\nMINOR = 1\nPATCH = 0\nPRE_RELEASE = 'rc0'", "fake_lib-1.1"),
                          ("MAJOR = 2\nMINOR = 1\nPATCH = 0", "fake_lib-1.1"),
                          ("MAJOR = 0\nMINOR = 1\nPATCH = 0", "fake_lib-1.0")):  # fmt: skip
-        (core / "package_info.py").write_text(said)
+        (core / "package_info.py").write_text(text)
         found = build(declared, f"path:{tmp_path / 'tree'}", interpreter())
         assert (found.paths[1] / f"{beside}.dist-info").is_dir()
         assert bool(found.outside) is (beside == "fake_lib-1.0")
@@ -451,8 +461,8 @@ def test_the_manifest_says_what_was_installed(fake: Package) -> None:
 def test_a_limit_of_processor_time_is_not_one_of_the_clock() -> None:
     """Under load an import takes minutes by the clock; one that computes for ever is ended all the same."""
     waits, computes = "import time; time.sleep(1.5); print('done')", "while True: pass"
-    assert overlay.said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ), of_cpu=True) == "done\n"
+    assert said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ), of_cpu=True) == "done\n"
     with pytest.raises(OverlayError, match="a wait: no end after 1 s"):
-        overlay.said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ))
+        said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ))
     with pytest.raises(OverlayError, match="a loop: no end after 1 s of processor time"):
-        overlay.said([sys.executable, "-c", computes], 1.0, "a loop", dict(os.environ), of_cpu=True)
+        said([sys.executable, "-c", computes], 1.0, "a loop", dict(os.environ), of_cpu=True)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shardproof.errors import HarnessError
+from shardproof.errors import HarnessError, NotImportableError, sentence_of
 from shardproof.scenario import Mesh, Scenario
 from shardproof.world import rehearsal
 from shardproof.world.job import Job
@@ -43,6 +43,29 @@ def test_what_is_lacking_is_said_with_its_remedy(tmp_path: Path, taken: str, sai
         with pytest.raises(HarnessError, match=said):
             server.call("tests.unit.world_stub:echo", b"", 10)
         assert server.pid == first  # what the server says of itself is believed: no second start for each scenario
+
+
+def test_a_library_that_raises_on_import_is_named_with_the_package_that_refuses_it(tmp_path: Path) -> None:
+    """And a library that raises while it is called is not taken for one that cannot be imported."""
+    site = tmp_path / "site-packages"
+    for name, text in (
+        ("fussy", "def tune(key):\n    raise ValueError(f'no such key: {key}\\nand more')\n"),
+        ("tuned", "import fussy\nfussy.tune('S')\n"),
+    ):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text(text)
+    metadata = site / "fussy-3.9.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: fussy\nVersion: 3.9.0\n")
+    importing = ForkServer(path_prefix=[site], plugins=["tuned"], ranks=False)
+    with importing as server, pytest.raises(NotImportableError) as raised:
+        server.call("tests.unit.world_stub:echo", b"", 60)
+    first = sentence_of(raised.value, "tuned 0.7.0").splitlines()[0]
+    assert first == "tuned 0.7.0 cannot be imported with fussy 3.9.0: ValueError: no such key: S"
+    calling = ForkServer(path_prefix=[site], warm_up=["fussy:tune"], plugins=["fussy"])
+    with calling as server, pytest.raises(HarnessError, match="while a server warmed up") as other:
+        server.call("tests.unit.world_stub:echo", b"", 60)
+    assert not isinstance(other.value, NotImportableError)
 
 
 def test_a_child_that_never_ends_is_named_and_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

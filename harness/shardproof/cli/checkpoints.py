@@ -68,4 +68,6 @@ def diff(
     write_json(json_file, found.to_json())
     if html_file is not None:
         write_page(found, html_file)
+    if written := [str(file) for file in (json_file, html_file) if file is not None]:
+        print(f"written: {', '.join(written)}", file=sys.stderr)
     return ExitStatus.OK if found.equal else ExitStatus.FAILURE

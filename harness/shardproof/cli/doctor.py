@@ -110,7 +110,8 @@ def _torch(ranks: Interpreter, found: Gpus) -> list[str]:
         ]
     return [
         f"{release}, built for CUDA {build['cuda']}; no GPU here",
-        "ranks run on the CPU and give the same bits as with a CPU build, which is 4 GB smaller (README.md)",
+        "ranks run on the CPU and give the same bits as with a CPU build, which is 4 GB smaller (pip install torch "
+        "--index-url https://download.pytorch.org/whl/cpu)",
     ]
 
 

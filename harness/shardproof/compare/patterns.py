@@ -43,6 +43,7 @@ class Patterns:
         self.alive = dict.fromkeys(names if self.float else ["a zero", "b zero", "mask"], True)
         self.mask = 0
         self.factor: Fraction | None = None
+        self.first = (0.0, 0.0)
         if self.float:
             for name in NARROWER.get(dtype, ()):
                 self.alive |= {f"b through {name}": True, f"a through {name}": True}
@@ -81,7 +82,7 @@ class Patterns:
                 self._through(f"a through {name}", name, y, a)
             if self.alive["factor"]:
                 if first:
-                    self.factor = _factor(x, y)
+                    self.factor, self.first = _factor(x, y), (float(x[0]), float(y[0]))
                 self.alive["factor"] = self.factor is not None and _scaled(x, b, self.factor, self.dtype)
 
     def _through(self, key: str, name: str, numbers_: Raw, other: Raw) -> None:
@@ -89,12 +90,16 @@ class Patterns:
             rounded = numbers_.astype(numpy_of(name)).astype(numpy_of(self.dtype))
             self.alive[key] = bool((rounded.view(other.dtype) == other).all())
 
-    def explanation(self, total: int) -> tuple[str, str]:
+    def explanation(self, total: int, *, counts: bool = False) -> tuple[str, str]:
         """`(mechanism, sentence)`; empty texts if nothing explains all elements that differ.
 
         Args:
-            total: elements of the tensor.
+            total: elements of the tensor. counts: it is a counter, such as an optimizer's `step`, whose two values have a
+                distance and no factor.
         """
+        if counts and total == self.count == 1 and self.float and all(one.is_integer() for one in self.first):
+            more = int(self.first[1] - self.first[0])
+            return "counted", f"B is {abs(more)} {'more' if more > 0 else 'less'} than A."
         hypothesis = self._strongest_hypothesis(total) if self.count else None
         if hypothesis is None:
             return "", ""

@@ -205,7 +205,7 @@ class _Work:
             tally, patterns = compare_bits(a, b, self.progress.compared)
             self.elements += a.numel
             if tally.mismatched:
-                mechanism, text = patterns.explanation(a.numel)
+                mechanism, text = patterns.explanation(a.numel, counts=self.role(name) == "step")
                 self.same_multiset[name] = tally.same_multiset
                 self.first[name] = tally.first
                 self.found.append(self.of_tally(name, a, tally, mechanism, text))

@@ -120,6 +120,9 @@ def facts_of(one: EntryDifference) -> Iterator[str]:
     if one.explanation:
         yield one.explanation
     if one.kind == "bits":
+        if not one.first_index:
+            yield f"{one.a}: A {one.first_a}, B {one.first_b}{_distance(one)}"
+            return
         where = f"from {list(one.first_index)} to {list(one.last_index)}"
         yield f"{one.a}: {one.mismatched} of {_many(one.total, 'element')}, {where}"
         yield f"first: A {one.first_a}, B {one.first_b}{_distance(one)}"
@@ -133,7 +136,7 @@ def facts_of(one: EntryDifference) -> Iterator[str]:
 
 def _distance(one: EntryDifference) -> str:
     parts = []
-    if one.max_ulp is not None:
+    if one.max_ulp is not None and one.mechanism != "counted":
         parts.append(f"{'at most' if one.mismatched - one.nan > 1 else 'by'} {one.max_ulp} ULP")
     if one.nan:
         parts.append(f"{one.nan} NaN")

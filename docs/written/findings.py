@@ -50,6 +50,10 @@ The words of the tables:
   --versions 0.16.1+cured:ID` runs a scenario without and with it ([Cures](cures.md)).
 
 What was seen on an emulated device ([Emulation](emulation.md)) waits for a GPU to confirm it ([GPUs](gpu.md)).
+
+What trainers of other stacks have shown (Lightning, transformers, Accelerate, FSDP1) is told [with
+them](trainer.md#trainers-that-are-shipped), and what a crash leaves on a disk in
+[Resilience](resilience.md#findings). Neither is counted here.
 """
 
 PAGE = """\

@@ -22,6 +22,7 @@ from shardproof.trainer.every_mesh import BESIDE, ROLES
 from shardproof.trainer.files_hold import Written, nameless
 from shardproof.verdict import Verdict
 from shardproof.wording.error_place import frames_of
+from shardproof.wording.waits import told_waits
 
 PROBED = "gradients are exact: every model comes from Trainer.probe"
 INEXACT = (
@@ -76,7 +77,9 @@ def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResul
     if error.type == "died":  # the second line is the rank's last one
         first = "; ".join(error.message.strip().splitlines()[:2])
     if error.type == "deadline":
-        return ArmResult(name, Verdict.HANG.value, f"The ranks did not come to an end{who}: {first}.", ())
+        waits = told_waits(error, str(trainer.file))
+        told = f"The ranks did not come to an end{who}: {first}. {waits}".rstrip()
+        return ArmResult(name, Verdict.HANG.value, told, ())
     return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}{by}: {first}", ())
 
 

@@ -174,22 +174,17 @@ OF_EVERY_RANK = (
 )
 
 
-def of_unsteady(found: Sequence[Difference], op: Op) -> str:
+def of_unsteady(found: Sequence[Difference], op: Op, why: str) -> str:
     """What is not deterministic, with the likely reason."""
-    roles = {d.key.role for d in found}
-    if op.kind in ("build", "fit") or "rng" in roles:
-        why = "a generator that `build` does not seed from cell.seed is the likely reason"
-    elif roles <= {"param", *BESIDE, "grad"}:
-        why = (
-            "an order that differs from run to run is the likely reason, such as of threads or of a hash, or memory "
-            "that is read before it is written, or data that is no function of the index"
-        )
-    else:
-        why = "something that counts time, addresses or processes is the likely reason"
     return (
         f"The trainer is not deterministic: two runs with the same seed differ after {_at(op)} in {_what(found)}; "
         f"{why}. Nothing else is claimed of what differs."
     )
+
+
+def unsteady_way(first: str, own: str) -> str:
+    """Why two ways to compute the same cannot be compared. first, own: such as `shard=no` and `shard=yes`."""
+    return f"not compared: with {own} two runs with the same seed differ, so that nothing can be held against {first}"
 
 
 SAME_AS_AGREE = (

@@ -13,8 +13,15 @@ import torch
 from shardproof import ownership
 from shardproof.emulation import cuda
 from shardproof.ownership import (
-    asked_of_device, folders_of, hand_on, is_ours, is_planted, of_users_file, planted, refused,
-)  # fmt: skip
+    asked_of_device,
+    folders_of,
+    hand_on,
+    is_ours,
+    is_planted,
+    of_users_file,
+    planted,
+    refused,
+)
 from shardproof.trainer import Unsupported
 
 from tests.unit import lent_library

@@ -1,7 +1,7 @@
 """Python stacks of ranks that did not come to an end, as one text, and what can be read from it again.
 
-Each rank writes its stack into its log when it is asked to (`faulthandler`), the innermost frame first. Ranks that stand
-at one place share a stack in the text:
+Each rank writes its stack into its log when it is asked to (`faulthandler`), the innermost frame first. Ranks that
+stand at one place share a stack in the text:
 
     ranks 0 and 1:
       File "…/torch/distributed/distributed_c10d.py", line 3251 in all_gather_object
@@ -47,7 +47,7 @@ def stack_in(log: str) -> str:
     kept: list[str] = []
     for line in log[begins[-1].end() :].splitlines() if begins else ():
         frame = _FRAME.match(line)
-        if frame is None or kept and _HARNESS.search(frame["file"]):
+        if frame is None or (kept and _HARNESS.search(frame["file"])):
             break
         kept.append(line.strip())
     return "\n".join(kept)

@@ -124,7 +124,7 @@ class NowAndThen:
         self._stream, self._clock, self._said = stream, clock, clock()
 
     def say(self, text: str) -> None:
-        """Print one line."""
+        """Print a line on the stream, and note when."""
         print(text, file=self._stream, flush=True)
         self._said = self._clock()
 

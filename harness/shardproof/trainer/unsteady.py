@@ -32,16 +32,19 @@ ORDER = (
     "that is read before it is written, or data that is no function of the index"
 )
 UNWRITTEN = (
-    "some of these values are NaN, or larger than a step makes them: memory that nobody wrote, which holds other numbers "
-    "in each run, is the likely reason, such as that of `torch.empty`"
+    "some of these values are NaN, or larger than a step makes them: memory that nobody wrote, which holds other "
+    "numbers in each run, is the likely reason, such as that of `torch.empty`"
 )
 
 
-def likely(found: Iterable[Difference], kind: str, runs: Sequence[Mapping[Name, Value]], before: Mapping[Name, Value]) -> str:
+def likely(
+    found: Iterable[Difference], kind: str, runs: Sequence[Mapping[Name, Value]], before: Mapping[Name, Value]
+) -> str:
     """The likely reason why two runs differ.
 
     Args:
-        found: what differs. kind: of the operation. runs: what both hold after it. before: what one of them held before.
+        found: what differs. kind: of the operation. runs: what both hold after it. before: what
+            one of them held before.
     """
     keys = {(d.key.role, d.key.fqn) for d in found}
     roles = {role for role, _ in keys}

@@ -5,10 +5,8 @@ Every function gets what differs and says what that means to somebody whose trai
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference

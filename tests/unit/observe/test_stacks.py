@@ -39,8 +39,8 @@ def hung(*stacks: str) -> Failure:
             "ranks 2 and 3 in barrier (mine.py, line 47). They are in different collectives",
         ),
         ((WAITS, WAITS), "Ranks 0 and 1 wait in barrier (mine.py, line 47)."),
-        ((WAITS, SLEEPS), "Rank 0 waits in barrier (mine.py, line 47), rank 1 is in step (mine.py, line 31). Ranks that"),
-        ((SLEEPS, WAITS), "Rank 0 is in step (mine.py, line 31), rank 1 waits in barrier (mine.py, line 47). Ranks that"),
+        ((WAITS, SLEEPS), "Rank 0 waits in barrier (mine.py, line 47), rank 1 is in step (mine.py, line 31)."),
+        ((SLEEPS, WAITS), "Rank 0 is in step (mine.py, line 31), rank 1 waits in barrier (mine.py, line 47)."),
         (("", ""), ""),
     ],
 )  # fmt: skip

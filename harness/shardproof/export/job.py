@@ -6,7 +6,6 @@ was written. What does not show the failure is never left behind without a word.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,13 +196,7 @@ def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> S
     (folder / SCRIPT).write_text(made.script, "utf-8")
     for name, text in {**made.draft.shims, **made.draft.beside}.items():
         (folder / name).write_text(text, "utf-8")
-    _tell(f"running the script on {made.case.result.system} {made.case.result.version}")
     return run(folder / SCRIPT, python, paths)
-
-
-def _tell(text: str) -> None:
-    """What begins now, for who waits for it: a script may take minutes."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _shows(made: Written, plain: ScriptOutcome) -> bool:
@@ -249,7 +242,6 @@ def _cured(
         return ScriptOutcome(
             -1, "", f"the cure {made.description.cure} does not apply: {found.left[made.description.cure]}"
         )
-    _tell(f"running the script with {f'the cure {wanted}' if wanted else 'all cures'}")
     return run(folder / SCRIPT, ranks.path, places, found.sources)
 
 
@@ -259,7 +251,6 @@ def _others_cured(
     """The script on a copy of the library with every defect cured but its own."""
     (own,) = cures.cures_asked_for(system, made.description.cure)
     found, places = _copy(system, ranks, paths, own.all_but_this)
-    _tell(f"running the script with all cures but {own.id}")
     return run(folder / SCRIPT, ranks.path, places, found.sources)
 
 

@@ -183,8 +183,8 @@ class MisfitError(HarnessError):
 
 
 class NotImportableError(HarnessError):
-    """A library cannot be imported on this machine: nothing of ours failed, and nothing is said about the library's
-    state. The first line of its text is a sentence that says which library, and why."""
+    """A library, or a user's own file, cannot be imported on this machine: nothing of ours failed, and nothing is said
+    about the library's state. The first line of its text is a sentence that says which one, and why."""
 
 
 CANNOT_IMPORT = "cannot be imported"

@@ -25,10 +25,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from traceback import FrameSummary
+from traceback import FrameSummary, extract_tb, format_exception_only, format_list
 from types import ModuleType
 from typing import Any, TypeVar
 
+from shardproof.errors import CANNOT_IMPORT
 from shardproof.tables import SHIPPED
 
 E = TypeVar("E", bound=BaseException)
@@ -129,6 +130,26 @@ def in_one_line(kind: str, message: str, traceback: str) -> str:
     place = _OURS.findall(traceback)
     where = f", in {place[-1][0]}, line {place[-1][1]}, {place[-1][2]}" if place else ""
     return f"{kind}: {first[:_MOST_CHARACTERS]}{where}"
+
+
+def of_users_file(error: BaseException) -> str:
+    """For an error of a file that the user wrote, raised while it was being imported: which file cannot be imported and
+    the place in the user's own modules, and below it the traceback from there on; empty for any other error."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(str(_HERE) + "/")]
+    own = [n for n, frame in enumerate(frames) if not _INSTALLED.search(frame.filename)]
+    if not own or any(frame.name == "<module>" for frame in frames[own[-1] + 1 :]):
+        return ""  # what the file imports is what cannot be imported
+    place = (frames[own[-1]].filename, frames[own[-1]].lineno)
+    said = str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        place, said = (error.filename, error.lineno), error.msg
+    line = f"{type(error).__name__} in {Path(place[0]).name}, line {place[1]}: {said.strip().partition(chr(10))[0]}"
+    shown = [*format_list(frames[own[0] :]), *format_exception_only(error)]
+    return f"{Path(frames[own[0]].filename).name} {CANNOT_IMPORT}: {line}\n{''.join(shown)}"
+
+
+_INSTALLED = re.compile(r"site-packages/|/lib/python\d[.\d]*/|^<")
+"""Files that no user wrote: of packages, of Python itself, and what has no file."""
 
 
 def with_callable(message: str, modules: Mapping[str, Any] | None = None) -> str:

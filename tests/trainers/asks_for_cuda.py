@@ -20,7 +20,7 @@ class Cuda(Trainer):
         shared, own = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
         with torch.no_grad():
             own.weight += cell.rank
-        self.model = torch.nn.ModuleDict({"shared": shared, "own": own}).to(DEVICE)
+        self.model = torch.nn.ModuleDict({"shared": shared, "own": own}).to(cell.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.rank = cell.rank
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
@@ -11,7 +12,16 @@ import shardproof
 import torch
 from shardproof import ownership
 from shardproof.emulation import cuda
-from shardproof.ownership import asked_of_device, folders_of, hand_on, is_ours, is_planted, planted, refused
+from shardproof.ownership import (
+    asked_of_device,
+    folders_of,
+    hand_on,
+    is_ours,
+    is_planted,
+    of_users_file,
+    planted,
+    refused,
+)
 from shardproof.trainer import Unsupported
 
 from tests.unit import lent_library
@@ -123,3 +133,45 @@ def test_what_the_emulated_device_lacks_is_named_by_the_place_that_asks_for_it()
     assert asked_of_device(frames(RANK, LIBRARY, cuda_file, cuda_file)) == "lib/optimizer.py, f"
     assert asked_of_device(frames(RANK, cuda_file, LIBRARY)) == ""
     assert asked_of_device([]) == ""
+
+
+BROKEN = {
+    "mine.py": "import helper_of_mine\n",
+    "helper_of_mine.py": "def found():\n    return undefined\n\n\nfound()\n",
+    "calls.py": "import torch\n\ntorch.empty(-1)\n",
+    "spells.py": "import spelt\n",
+    "spelt.py": "def (:\n",
+    "lacks.py": "import nobody_has_this\n",
+    "theirs.py": "import broken_library\n",
+    "site-packages/broken_library.py": "raise ValueError('no')\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("mine.py", "NameError in helper_of_mine.py, line 2: name 'undefined' is not defined"),
+        ("calls.py", "RuntimeError in calls.py, line 3: Trying to create tensor with negative dimension"),
+        ("spells.py", "SyntaxError in spelt.py, line 1: invalid syntax"),
+        ("lacks.py", "ModuleNotFoundError in lacks.py, line 1: No module named 'nobody_has_this'"),
+        ("theirs.py", ""),
+    ],
+)
+def test_an_error_of_a_users_module_is_told_with_its_place(
+    file: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in BROKEN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    spec = importlib.util.spec_from_file_location("of_a_user", tmp_path / file)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(Exception, match=r".") as caught:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # type: ignore[union-attr]
+    first, _, shown = of_users_file(caught.value).partition("\n")
+    assert first.startswith(f"{file} cannot be imported: {told}" if told else "")
+    assert bool(first) == bool(told)
+    assert "shardproof/" not in shown

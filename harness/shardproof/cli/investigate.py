@@ -54,6 +54,7 @@ def shrink(
     """
     from shardproof.investigate.shrink import shrink as search
     from shardproof.laboratory.laboratory import Laboratory
+    from shardproof.report.progress import NowAndThen
     from shardproof.report.publish import publish, write_json
     from shardproof.report.text import render_result, wants_colour
 
@@ -65,14 +66,11 @@ def shrink(
     preflight.require_machine([scenario], python)
     preflight.require_releases([scenario], python)
 
-    def print_simpler(simpler: Scenario) -> None:
-        print(f"fails too: {simpler}", file=sys.stderr, flush=True)
-
+    told = NowAndThen(sys.stderr)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        first = laboratory.examine_one(scenario)
-        found = search(
-            first, lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one, limit_s, print_simpler
-        )
+        confirmed = told.before("running", laboratory.examine_one, always=True)
+        tried = told.before("trying", lambda simpler: laboratory.examine_one(simpler, confirm=False))
+        found = search(confirmed(scenario), tried, confirmed, limit_s, lambda one: told.say(f"fails too: {one}"))
     print(render_result(found.result, wants_colour(sys.stdout, os.environ)), end="")
     ended = "nothing simpler was found to try" if found.complete else f"stopped after {limit_s:.0f} s"
     print(f"shrunk from: {scenario}\n{found.tried} scenarios tried; {ended}")
@@ -185,6 +183,7 @@ def export(
     from shardproof.export.job import require_own
     from shardproof.export.newest import on_newest
     from shardproof.laboratory.laboratory import Laboratory
+    from shardproof.report.progress import NowAndThen
 
     modules = load_plugins(plugins)
     preflight.require_interpreter(python)
@@ -196,7 +195,7 @@ def export(
         preflight.require_machine([scenario], python)
         preflight.require_releases([scenario], python)
         with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-            return laboratory.examine_one(scenario)
+            return NowAndThen(sys.stderr).before("running", laboratory.examine_one, always=True)(scenario)
 
     if ready and name is None:
         return export_ready(folder or Path(out or "", "exports", "upstream"), examined, python, clones)

@@ -322,7 +322,8 @@ def replay(
 @options.database
 @click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
 @click.option("--page", is_flag=True, help="Write its page beside the run's report instead, and print where it is.")
-def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
+@options.plugin
+def explain(scenario_id: str, out: Path | None, toml: bool, page: bool, plugins: tuple[str, ...]) -> int:
     """Print what an earlier run found out about a scenario.
 
     \b
@@ -336,7 +337,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     from shardproof.store import Store
     from shardproof.verdict import Verdict
 
-    load_plugins(())
+    load_plugins(plugins)
     database, result = arguments.database_and_result(scenario_id, out)
     if page:
         from shardproof.report.files import write_page

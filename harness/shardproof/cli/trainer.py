@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardproof.cli import arguments, options
-from shardproof.errors import UsageError
+from shardproof.errors import CANNOT_IMPORT, UsageError
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 from shardproof.versions import CURED
 from shardproof.world import preflight
 
 if TYPE_CHECKING:
+    from shardproof.result import Result
     from shardproof.scenario import Scenario
     from shardproof.trainer.described import Described
 
@@ -209,12 +210,28 @@ def _examined(file: str, asked: Asked) -> int:
     ended = execute(request)
     order = {scenario.id: place for place, scenario in enumerate(planned)}
     results = sorted(ended.report.results, key=lambda result: order.get(result.id, len(order)))
+    _require_importable(found, results)
     print(render(found, results, ended.report.place, ended.report.again), end="")
     print(f"report: {ended.page}")
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
         return INTERRUPTED
     return ended.status
+
+
+def _require_importable(found: Described, results: Sequence[Result]) -> None:
+    """Check that the trainer's file could be imported for some cell; a release may lack what another one has.
+
+    Raises:
+        UsageError: it could not, with the place in the user's own modules.
+    """
+    from shardproof.trainer.described import FORM
+
+    said = f"{found.file.name} {CANNOT_IMPORT}: "
+    if results and all(result.reason.startswith(said) for result in results):
+        why, _, traceback = results[0].reason.removeprefix(said).partition("\n")
+        refused = UsageError.of("FILE", found.file.name, f"a file that can be imported ({why})", FORM)
+        raise UsageError(f"{refused}\n{traceback}".rstrip())
 
 
 def _folder(found: Described, asked: Asked) -> Path:

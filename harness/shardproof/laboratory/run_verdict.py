@@ -223,8 +223,7 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
 
 
 def _hung(outcome: JobOutcome) -> Failure:
-    """The failure of a deadline that passed: where each rank was, with the Python stack of the first that was still
-    there."""
+    """The failure of a deadline that passed: where each rank was, with the Python stacks of those still there."""
     places = sorted({f"{place.op or 'start-up'} ({place.stage})" for place in outcome.stuck})
     ranks = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
     message = f"no end after {outcome.duration_s:.0f} s, in {', '.join(places)}\n{ranks}"

@@ -116,6 +116,35 @@ class Tally:
         return f"{self.done}/{self.total} scenarios, {_rate(self.rate)}{left}{problems}"
 
 
+class NowAndThen:
+    """Lines for a command that runs one scenario after another, and cannot say how many: what begins now, where nothing
+    was said for `SILENT_S`."""
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        self._stream, self._clock, self._said = stream, clock, clock()
+
+    def say(self, text: str) -> None:
+        """Print a line on the stream, and note when."""
+        print(text, file=self._stream, flush=True)
+        self._said = self._clock()
+
+    def before(
+        self, word: str, examine: Callable[[Scenario], Result], *, always: bool = False
+    ) -> Callable[[Scenario], Result]:
+        """`examine`, told of before each call with a word such as `trying`. always: however long ago something was
+        said."""
+
+        def told(scenario: Scenario) -> Result:
+            if always or self._clock() - self._said >= SILENT_S:
+                self.say(f"{word}: {scenario}")
+            return examine(scenario)
+
+        return told
+
+
+SILENT_S = 5.0
+
+
 class Display(Protocol):
     """Where progress is shown."""
 

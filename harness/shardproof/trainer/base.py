@@ -27,7 +27,7 @@ class Cell:
     * mesh: the sizes of the mesh as text, such as `2` or `2x2`; `2` where the trainer has no axis `mesh`.
     * rank, world: of this process, and how many there are. The process group is there already.
     * seed: to initialise weights from. Ranks that load get another one than those that saved.
-    * device: `cpu` or `cuda`.
+    * device: `cpu` or `cuda`; also `cuda` where the trainer `emulates` one.
     * folder: an empty folder for whatever a stack wants to write besides checkpoints, the same for all ranks.
     """
 

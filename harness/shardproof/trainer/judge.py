@@ -68,6 +68,7 @@ from shardproof.trainer.notes import (
 from shardproof.trainer.rounding import FLOATS, PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
+from shardproof.trainer.unsteady import likely
 from shardproof.verdict import Verdict, merge
 
 
@@ -152,7 +153,8 @@ class Judge(Judging):
                 differing, self.looked_at = self.compare(first, second, other.index), 0
                 calls = [self.calls.get(op.index, {}) for op in (one, other)]
                 parted = where_they_part(calls[0], calls[1], ("In one run", "In the other run"))
-                told = " ".join(filter(None, (wording.of_unsteady(differing, one), parted)))
+                why = likely(differing, one.kind, (first, second), self._by_op.get(one.index - 1, {}))
+                told = " ".join(filter(None, (wording.of_unsteady(differing, one, why), parted)))
                 self.found.append(ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, told, ()))
                 self.differences += differing
             self.unsteady |= new

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from shardproof.observe.record import WRITTEN
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.described import Described
+from shardproof.trainer.unsteady import compared
 from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
 
@@ -24,6 +25,7 @@ MOST_NAMED = 6
 
 def render(trainer: Described, results: Sequence[Result], place: str = "", again: str = "") -> str:
     """The whole text. place, again: the options that a printed command needs after the id, as a `Report` gives them."""
+    results = compared(trainer, results)
     lines = [*_state(results), *_table(results)]
     bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.UNSUPPORTED)]
     kinds: dict[object, list[Result]] = {}

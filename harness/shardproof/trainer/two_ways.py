@@ -71,6 +71,9 @@ def alike(judging: Judging, session: Session) -> None:
     notes = [tell(names) for tell, names in left if names]
     notes += [wording.rounding(farthest)] if farthest and not wrong else []
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
+    if judging.unsteady and not judging.looked_at:
+        judging.not_compared(session.name, wording.unsteady_way(one, other))
+        return
     judging.between = replace(judging.between, against=one) if judging.between else None
     calls = [judging.calls.get(op, {}) for op in apart]
     parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""

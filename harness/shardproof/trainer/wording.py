@@ -5,10 +5,8 @@ Every function gets what differs and says what that means to somebody whose trai
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 
 from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
@@ -17,11 +15,12 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import OTHER, Session
+from shardproof.trainer.crashes import caused_by, message_of, method_of, raised_by
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE, ROLES
 from shardproof.trainer.files_hold import Written, nameless
 from shardproof.verdict import Verdict
-from shardproof.wording.error_place import frames_of
+from shardproof.wording.waits import told_waits
 
 PROBED = "gradients are exact: every model comes from Trainer.probe"
 INEXACT = (
@@ -69,49 +68,16 @@ def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResul
     if unasked and raised and session.ops and error.op == session.ops[0].index:
         told = f"not compared: the trainer cannot be built on one rank, which it does not name ({error.type})"
         return ArmResult(name, Verdict.UNSUPPORTED.value, told, ())
-    who = f" in {_method(error, trainer)}" if _method(error, trainer) else ""
-    by = _raised_by(error, trainer)
+    method = method_of(error, trainer)
+    who = f" in {method}" if method else ""
     where = f"rank {error.rank}" if error.rank is not None else "the ranks"
-    first = error.message.strip().split("\n", 1)[0]
-    if error.type == "died":  # the second line is the rank's last one
-        first = "; ".join(error.message.strip().splitlines()[:2])
     if error.type == "deadline":
-        return ArmResult(name, Verdict.HANG.value, f"The ranks did not come to an end{who}: {first}.", ())
-    return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}{by}: {first}", ())
-
-
-def _raised_by(error: Failure, trainer: Described) -> str:
-    """The innermost place of a library below the trainer's own in a traceback: torch calls what really raised, through
-    a hook or an autograd function, so that its own frames are the last resort."""
-    frames = list(frames_of(error))
-    own = [number for number, (path, _) in enumerate(frames) if path == str(trainer.file)]
-    below = frames[own[-1] + 1 :] if own else []
-    below = [frame for frame in below if not (_STANDARD.search(frame[0]) or frame[0].startswith(_OURS))]
-    chosen = ([frame for frame in below if "/torch/" not in frame[0]] or below)[-1:]
-    return "".join(f", raised by {place.function} ({_end_of(path)}, line {place.line})" for path, place in chosen)
-
-
-def _end_of(path: str) -> str:
-    """The last two parts of a path, such as `core/buffer.py`."""
-    return "/".join(path.split("/")[-2:])
-
-
-_OURS = f"{Path(__file__).parents[1]}/"
-"""shardproof's own folder, whose emulated device stands between a library and torch."""
-
-_STANDARD = re.compile(r"/lib/python\d[.\d]*/(?!site-packages/)|/site-packages/(typing_extensions|decorator)\.py$|^<")
-"""Files of Python's own library, and of packages whose decorators stand between a caller and what it calls."""
-
-
-def _method(error: Failure, trainer: Described) -> str:
-    """The innermost place of the trainer's own file in a traceback, such as `load, my_trainer.py line 31`."""
-    found = ""
-    for line in error.traceback.splitlines():
-        text = line.strip()
-        place = re.fullmatch(rf'File "{re.escape(str(trainer.file))}", line (\d+),? in (\S+)', text)
-        if place and not (found and error.type == "deadline"):  # a stack has the innermost first
-            found = f"{place[2]} ({trainer.file.name}, line {place[1]})"
-    return found
+        first = error.message.strip().split("\n", 1)[0]
+        waits = told_waits(error, str(trainer.file))
+        told = f"The ranks did not come to an end{who}: {first}. {waits}".rstrip()
+        return ArmResult(name, Verdict.HANG.value, told, ())
+    told = f"{error.type} on {where}{who}{raised_by(error, trainer)}: {message_of(error)}{caused_by(error)}"
+    return ArmResult(name, Verdict.CRASH.value, told, ())
 
 
 def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str:
@@ -171,22 +137,17 @@ OF_EVERY_RANK = (
 )
 
 
-def of_unsteady(found: Sequence[Difference], op: Op) -> str:
+def of_unsteady(found: Sequence[Difference], op: Op, why: str) -> str:
     """What is not deterministic, with the likely reason."""
-    roles = {d.key.role for d in found}
-    if op.kind in ("build", "fit") or "rng" in roles:
-        why = "a generator that `build` does not seed from cell.seed is the likely reason"
-    elif roles <= {"param", *BESIDE, "grad"}:
-        why = (
-            "an order that differs from run to run is the likely reason, such as of threads or of a hash, or memory "
-            "that is read before it is written, or data that is no function of the index"
-        )
-    else:
-        why = "something that counts time, addresses or processes is the likely reason"
     return (
         f"The trainer is not deterministic: two runs with the same seed differ after {_at(op)} in {_what(found)}; "
         f"{why}. Nothing else is claimed of what differs."
     )
+
+
+def unsteady_way(first: str, own: str) -> str:
+    """Why two ways to compute the same cannot be compared. first, own: such as `shard=no` and `shard=yes`."""
+    return f"not compared: with {own} two runs with the same seed differ, so that nothing can be held against {first}"
 
 
 SAME_AS_AGREE = (

@@ -11,6 +11,7 @@ from shardproof.observe.record import LIVE
 from shardproof.program import TAKES, WRITES
 from shardproof.result import ALIKE, Result
 from shardproof.verdict import Verdict
+from shardproof.wording.waits import are_apart
 
 MECHANISMS = {
     "overflow_not_skipped": "Infinite or meaningless gradients stay in the optimizer's state for good.",
@@ -128,6 +129,7 @@ CHANGED_BY_SAVING = "Saving, which must only read, changes the state that traini
 
 RAISES_ELSEWHERE = "The run ends there."
 HANGS = "All ranks wait for each other until somebody, or a timeout, ends the job."
+STANDS_STILL = "The job stands still until somebody, or a timeout, ends it."
 WANDERS = "What training gives depends on timing, and no run can be compared with another."
 
 
@@ -162,6 +164,6 @@ def _loud(result: Result) -> str:
     if error is None:
         return ""
     if result.verdict is Verdict.HANG or error.type == "deadline":
-        return HANGS
+        return STANDS_STILL if are_apart(error) else HANGS
     kind = result.kind_of(error.op) or (result.failed_op.name if result.failed_op else "")
     return RAISES.get(kind, RAISES_ELSEWHERE)

@@ -9,6 +9,7 @@ from shardproof.diff import Difference
 from shardproof.result import Result
 from shardproof.verdict import Verdict
 from shardproof.wording.error_place import place_of
+from shardproof.wording.waits import told_waits
 
 
 def headline(result: Result) -> str:
@@ -25,7 +26,8 @@ def headline(result: Result) -> str:
         if not message:  # a bare assertion: what it asserts, and where
             place = place_of(result.error)
             message = ", at ".join(filter(None, [place.code, place.full])) if place else "no message"
-        return f"{result.error.type}{rank}: {message}"
+        waits = told_waits(result.error) if result.error.type == "deadline" else ""
+        return f"{result.error.type}{rank}: {message}{f'. {waits}' if waits else ''}"
     if result.differences:
         return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
     return folded(result.reason) or "no further detail"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardproof.observe.courses import RankCourse
+from shardproof.observe.stacks import told_ranks
 from shardproof.result import Result
 
 _BEFORE = {"start": "the start of the process group", "construct": "the set-up of the system"}
@@ -40,10 +41,7 @@ def place_of_end(result: Result, course: RankCourse) -> str:
 
 
 def _told(result: Result, courses: Sequence[RankCourse]) -> str:
-    ranks = sorted(course.rank for course in courses)
-    *most, last = map(str, ranks)
-    who = f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
-    return f"{who} {_ended(result, courses)}"
+    return f"{told_ranks(sorted(course.rank for course in courses))} {_ended(result, courses)}"
 
 
 def _ended(result: Result, courses: Sequence[RankCourse]) -> str:

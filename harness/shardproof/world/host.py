@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from shardproof.entry import resolve
 from shardproof.errors import CANNOT_IMPORT
-from shardproof.ownership import folders_of, in_one_line, with_callable
+from shardproof.ownership import folders_of, in_one_line, of_users_file, with_callable
 from shardproof.protocol.plugin_modules import import_plugin
 from shardproof.protocol.registry import system_named
 from shardproof.world import cure_import_hook, process, rehearsal, wire
@@ -88,6 +88,8 @@ def main(
         message = with_callable(str(error)) if isinstance(error, TypeError) else str(error)
         text = traceback.format_exc()
         line = in_one_line(type(error).__name__, message, text)
+        if told := of_users_file(error):
+            _give_up(control, shortened(told))
         if where := _of_import(error):
             first = message.strip().partition("\n")[0]
             _give_up(control, f"{where}: {type(error).__name__}: {first}\n{shortened(text)}")

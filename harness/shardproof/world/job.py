@@ -127,7 +127,7 @@ class JobOutcome:
     * cpu_s: user and system time of all its processes.
     * profile: (phase, seconds) in order, each of the rank that was slowest in it, for reports of where time goes.
     * observations: the observation files, one a rank.
-    * stack: the Python stack of the first stuck rank.
+    * stack: the Python stacks of the stuck ranks (`shardproof.observe.stacks`).
     * shared_gpus: some rank has died, and the ranks had less than one GPU each.
     * courses: of a job that failed, the course of each rank up to its end.
     """

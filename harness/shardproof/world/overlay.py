@@ -432,12 +432,17 @@ def _imported(
     version, file = json.loads(answer.splitlines()[-1])
     if not Path(file).is_relative_to(paths[0]):
         raise OverlayError(f"{what}: {package.imports} comes from {file}, not from {paths[0]}")
-    if expected and version and version != expected:
+    if expected and version and not is_release(version, expected):
         raise OverlayError(f"{what}: it says that it is {version}")
     if lasting:
         with suppress(OSError):  # where the cache cannot be written, it is tried every time
-            _write(note, f"{version or expected}\n")
-    return str(version or expected)
+            _write(note, f"{expected or version}\n")
+    return str(expected or version)
+
+
+def is_release(version: str, asked: str) -> bool:
+    """Whether a version is the one that was asked for. A local label, as in 0.11.0+cpu, counts only where one was."""
+    return version == asked or version.partition("+")[0] == asked
 
 
 def _note_of(paths: Sequence[Path], python: Interpreter) -> Path:

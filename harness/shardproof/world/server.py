@@ -347,7 +347,8 @@ class ForkServer:
 
 def unfit_error(reason: str) -> HarnessError:
     """The error of a server that gave up before it had served anything."""
-    return NotImportableError(reason) if reason.startswith(CANNOT_IMPORT) else HarnessError(reason)
+    first = reason.partition("\n")[0]
+    return NotImportableError(reason) if CANNOT_IMPORT in first.partition(":")[0] else HarnessError(reason)
 
 
 def _ask(worker: _Worker, target: str, payload: bytes) -> tuple[bytes, bytes]:

@@ -13,12 +13,14 @@ import socket
 import tempfile
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardproof.observe.courses import MOST_MARKS, MOST_SAID, RankCourse
+from shardproof.observe.stacks import in_one_text, stack_in
 from shardproof.world import process, wire
-from shardproof.world.job import STAGES, Job, JobOutcome, RankError, RankPlace, shortened
+from shardproof.world.job import STAGES, TRACEBACK_CHARACTERS, Job, JobOutcome, RankError, RankPlace
 from shardproof.world.rank import DUMP_SIGNAL, RankSeat, run_rank
 
 DUMP_S = 0.2  # how long a rank has to write its stack
@@ -172,17 +174,17 @@ def _wait(ranks: _Ranks, channel: socket.socket, started: float, job: Job) -> bo
 
 
 def _dump_stacks(job: Job, ranks: _Ranks) -> str:
-    """Have the ranks that are still alive write their Python stacks into their logs; the stack of the first."""
+    """Have the ranks that are still alive write their Python stacks into their logs; these stacks."""
     if not ranks.silent:
         return ""
     for rank in ranks.silent:
         os.kill(ranks.pids[rank], DUMP_SIGNAL)
     time.sleep(DUMP_S)
-    try:
-        log = job.log(ranks.silent[0]).read_text(errors="replace")
-    except OSError:  # on a full disk there are no logs
-        return ""
-    return shortened(log[max(log.rfind("Current thread"), log.rfind("Stack (most recent call first)"), 0) :])
+    stacks: dict[int, str] = {}
+    for rank in ranks.silent:
+        with suppress(OSError):  # on a full disk there are no logs
+            stacks[rank] = stack_in(job.log(rank).read_text(errors="replace"))
+    return in_one_text(stacks, TRACEBACK_CHARACTERS)
 
 
 def _hear(ranks: _Ranks, channel: socket.socket) -> None:

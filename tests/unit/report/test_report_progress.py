@@ -6,7 +6,7 @@ import io
 from threading import Event
 
 import report_samples as samples
-from shardproof.report.progress import ENOUGH, RECENT, Progress, Tally, verdict_of
+from shardproof.report.progress import ENOUGH, RECENT, SILENT_S, NowAndThen, Progress, Tally, verdict_of
 from shardproof.scenario import Scenario
 
 
@@ -147,3 +147,15 @@ def test_a_log_is_not_silent_while_nothing_finishes() -> None:
         assert stream.told.wait(60)
     first = stream.getvalue().splitlines()[0]
     assert first == "0/1 scenarios after 0 s: releases and servers are made ready"
+
+
+def test_a_search_says_what_it_runs_once_it_has_been_silent_for_a_while() -> None:
+    clock, stream, result = Clock(), io.StringIO(), samples.passing(0)
+    told = NowAndThen(stream, clock)
+    confirmed = told.before("running", lambda _: result, always=True)
+    tried = told.before("trying", lambda _: result)
+    assert confirmed(result.scenario) is result
+    assert tried(result.scenario) is result
+    clock.now += SILENT_S
+    assert tried(result.scenario) is result
+    assert stream.getvalue() == f"running: {result.scenario}\ntrying: {result.scenario}\n"

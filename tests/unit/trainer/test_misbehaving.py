@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +68,14 @@ def test_what_cannot_be_judged_is_told(
     failing = {each["name"]: each["sentence"] for each in results[what]["arms"] if each["verdict"] != "pass"}
     assert results[what]["verdict"] == verdict
     assert failing[arm].startswith(sentence)
+
+
+@pytest.mark.real
+def test_a_module_of_the_user_that_cannot_be_imported_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import helper_of_mine\n{(ROOT / 'tests/trainers/misbehaves.py').read_text()}")
+    (tmp_path / "helper_of_mine.py").write_text("undefined\n")
+    command = [sys.executable, "-m", "shardproof", "trainer", "mine.py", "--set", "what=prints", "--out", "out", "-q"]
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+    ran = subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, capture_output=True, check=False)
+    assert ran.returncode == 2
+    assert b"NameError in helper_of_mine.py, line 1: name 'undefined' is not defined" in ran.stderr

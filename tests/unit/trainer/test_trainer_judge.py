@@ -435,7 +435,7 @@ def test_parameters_that_never_move_are_named_beside_a_pass(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("session", "error", "verdict", "sentence"),
     [
-        ("resumed", {"type": "ValueError", "message": "no\nmore", "rank": 1}, "crash", "ValueError on rank 1: no"),
+        ("resumed", {"type": "ValueError", "message": "no\nmore", "rank": 1}, "crash", "ValueError on rank 1: no more"),
         ("used", {"type": "deadline", "message": "30 s"}, "hang", "The ranks did not come to an end: 30 s."),
         ("uninterrupted", {"type": "Unsupported", "message": "no such thing"}, "unsupported", "no such thing"),
         ("other mesh 4", {"type": "Unsupported", "message": "no four"}, "pass", "no four"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,39 @@ def test_one_rank_is_not_asked_of_a_trainer_that_cannot_be_built_there(tmp_path:
     assert told == ["unsupported", "crash", "crash"]
     hung = Failure("deadline", "no end", None, "", 7)
     assert wording.of_failure(Session("other mesh 1", ops), hung, trainer).verdict == "hang"
+
+
+CHAINED = """Traceback (most recent call last):
+  File "/x/site-packages/torch/autograd/graph.py", line 829, in _engine_run_backward
+    return Variable._execution_engine.run_backward(
+RuntimeError: grad can be implicitly created only for scalar outputs
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "{file}", line 9, in build
+    step()
+  File "/x/site-packages/torch/distributed/pipelining/_backward.py", line 4, in stage_backward
+    raise RuntimeError(text) from e
+RuntimeError: Failed to run stage backward:
+Stage output: 1
+Exception raised from f at x.cpp
+frame #0: c10::Error
+"""
+
+
+def test_a_crash_has_all_lines_of_its_message_and_its_direct_cause(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text_of_trainer("steps = (1, 0)"))
+    said = "Failed to run stage backward:\nStage output: 1\nException raised from f at x.cpp\nframe #0: c10::Error"
+    error = Failure("RuntimeError", said, 0, CHAINED.format(file=file))
+    crash = wording.of_failure(Session("resumed", ()), error, described(str(file))).sentence
+    assert crash.endswith(
+        "raised by stage_backward (pipelining/_backward.py, line 4): Failed to run stage backward: Stage output: 1; "
+        "caused by RuntimeError: grad can be implicitly created only for scalar outputs (autograd/graph.py, line 829)"
+    )
+    told_already = replace(error, message="no: grad can be implicitly created only for scalar outputs")
+    assert "caused by" not in wording.of_failure(Session("resumed", ()), told_already, described(str(file))).sentence
+    long = wording.of_failure(Session("resumed", ()), Failure("E", "word " * 500, 0), described(str(file))).sentence
+    assert len(long) < 350
+    assert long.endswith(" …")

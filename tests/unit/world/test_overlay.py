@@ -25,7 +25,7 @@ from shardproof.verdict import Verdict
 from shardproof.world import environments, overlay, preflight
 from shardproof.world.commands import OverlayError, said
 from shardproof.world.interpreter import interpreter
-from shardproof.world.overlay import build, clone_variable, is_cached, is_imported
+from shardproof.world.overlay import build, clone_variable, is_cached, is_imported, is_release
 from shardproof.world.server import ForkServer
 
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
@@ -90,6 +90,17 @@ def test_what_upstream_never_supported_is_said(fake: Package) -> None:
     assert fake.release("1.0").outside({}) == ()
     beside = replace(fake.release("1.0"), beside=("numpy==1.26.4",))
     assert beside.outside(python.installed) == (), "what is installed beside the library comes first"
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "same"),
+    [
+        ("0.11.0", "0.11.0", True), ("0.11.0+cpu", "0.11.0", True), ("0.11.0+cpu", "0.11.0+cpu", True),
+        ("0.11.0+cpu", "0.11.0+cu128", False), ("0.11.0", "0.11.0+cpu", False), ("0.11.1", "0.11.0", False),
+    ],
+)  # fmt: skip
+def test_a_local_label_does_not_count_where_none_was_asked_for(version: str, asked: str, same: bool) -> None:
+    assert is_release(version, asked) is same
 
 
 @pytest.mark.parametrize("harm", ["cut", "removed", "added", "manifest", "no manifest"])

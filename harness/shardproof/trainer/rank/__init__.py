@@ -146,7 +146,8 @@ class Rank:
         """The cell of a session, with the process as a launcher would have left it."""
         self.cell = self._cell(op)
         self.trainer._probe = self._probe
-        local = torch.cuda.current_device() if self.cell.device == "cuda" else self.cell.rank  # ranks may share a GPU
+        shared = self.context.scenario.device == "cuda"  # ranks may share a GPU
+        local = torch.cuda.current_device() if shared else self.cell.rank
         os.environ.update(
             RANK=str(self.cell.rank), WORLD_SIZE=str(self.cell.world), LOCAL_RANK=str(local),
             LOCAL_WORLD_SIZE=str(self.cell.world), MASTER_ADDR="127.0.0.1",
@@ -173,7 +174,8 @@ class Rank:
         folder.mkdir(exist_ok=True)
         scenario = self.context.scenario
         seed = (scenario.seed * 1000 + op.init_seed) % 2**32  # which every generator takes
-        return Cell(mesh, self.context.rank, op.mesh.world, seed, scenario.device, folder, found)
+        device = self.described.emulates or scenario.device
+        return Cell(mesh, self.context.rank, op.mesh.world, seed, device, folder, found)
 
     def _folder(self, number: int) -> Path:
         folder = self.context.directory / f"checkpoint{number}"
@@ -248,8 +250,10 @@ class Probed(nn.Module):
     def forward(self, index: int) -> torch.Tensor:
         """(): the value whose derivatives are the gradients of step `index`."""
         self._probe_of_model.slot = Slot(index)
-        device = self._probe_of_model.scenario.device  # where parameters are used, also where they are offloaded
-        x = torch.zeros(1, device=device, requires_grad=True)
+        # On GPUs parameters are used there, also where they are offloaded; without one they may lie on an emulated GPU.
+        device = self._probe_of_model.scenario.device
+        used = device if device == "cuda" else next(self.parameters()).device
+        x = torch.zeros(1, device=used, requires_grad=True)
         for path in self.order:
             x = self.get_submodule(path)(x)
         return x.sum()

@@ -15,6 +15,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.notes import drawn_otherwise, of_one_way, taken_for_settings
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
+from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
 
 
@@ -74,5 +75,14 @@ def alike(judging: Judging, session: Session) -> None:
     judging.between = replace(judging.between, against=one) if judging.between else None
     calls = [judging.calls.get(op, {}) for op in apart]
     parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
-    told = " ".join(filter(None, (wording.of_alike(wrong, one, other, farthest), parted)))
+    often = _how_often(judging, session, apart, (one, other)) if wrong else ""
+    told = " ".join(filter(None, (often, wording.of_alike(wrong, one, other, farthest), parted)))
     judging.add(session.name, wrong, told, notes)
+
+
+def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """How often either way updated in a step. ops: of the session, which has the axis' first value, and of this cell's
+    own way."""
+    step = next((op.iteration for op in session.ops if op.index == ops[0] and op.kind == "step"), -1)
+    ways = [(judging.at(op - 1), judging.at(op)) for op in ops]
+    return how_often(ways[0], ways[1], names, step) if step >= 0 else ""

@@ -554,6 +554,11 @@ def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: 
     assert re.search(r"of w is \S+ with way=a and \S+ with way=b in its first element that differs\.", sentence)
 
 
+def test_a_way_that_updates_more_often_is_told_first(folder: Path) -> None:
+    _, sentence, _ = alike(folder, "rounding", only("alike way", "step", COUNT, plus, 1))
+    assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once. way must not matter, but")
+
+
 def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", PARAM, gone, 2))
     assert "param of w is there with way=b, and not with way=a. Which of the two is right, this arm cannot" in sentence

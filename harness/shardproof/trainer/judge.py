@@ -64,6 +64,7 @@ from shardproof.trainer.notes import (
     nothing_trains,
     nothing_trains_later,
     of_each_rank,
+    rounding,
 )
 from shardproof.trainer.rounding import FLOATS, PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
@@ -350,7 +351,7 @@ class Judge(Judging):
         notes = [*([] if self.exact else [wording.INEXACT]), *([apart(left_out)] if left_out else [])]
         owned = of_ranks(self.at(load if load >= 0 else session.ops[-1].index))
         notes += [of_each_rank(owned)] if owned else []
-        notes += [wording.rounding(farthest)] if farthest and not found else []
+        notes += [rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
 

@@ -11,10 +11,11 @@ from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.cells import values_of
+from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import drawn_otherwise, of_one_way, taken_for_settings
-from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
+from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
+from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, computes_in_half
 from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
 
@@ -53,7 +54,8 @@ def alike(judging: Judging, session: Session) -> None:
     """The way of this cell against the first value of the axis."""
     if WHOLE in judging.failures or judging.ended(session):
         return
-    exactly, first = judging.trainer.alike[session.of] == "bits", judging.trainer.axes[session.of][0]
+    promise, first = judging.trainer.alike[session.of], judging.trainer.axes[session.of][0]
+    exactly, half = promise == BITS, promise == ROUNDING_BF16
     start: At = {}
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
     farthest, apart = 0.0, (-1, -1)
@@ -65,18 +67,20 @@ def alike(judging: Judging, session: Session) -> None:
         start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
         drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
-        wrong, share = beyond_rounding(found, start, both.one, both.other)
+        half = half or (computes_in_half(both.one) and computes_in_half(both.other))
+        wrong, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong, farthest = (found if exactly else wrong), max(farthest, share)
         apart = op.index, moments[op.kind, op.iteration]
     left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
-    notes += [wording.rounding(farthest)] if farthest and not wrong else []
+    notes += [rounding(farthest, half=half)] if farthest and not wrong else []
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
     judging.between = replace(judging.between, against=one) if judging.between else None
     calls = [judging.calls.get(op, {}) for op in apart]
     parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
+    most = "" if exactly else as_rounding(half=half)
     often = _how_often(judging, session, apart, (one, other)) if wrong else ""
-    told = " ".join(filter(None, (often, wording.of_alike(wrong, one, other, farthest), parted)))
+    told = " ".join(filter(None, (often, wording.of_alike(wrong, one, other, farthest, most), parted)))
     judging.add(session.name, wrong, told, notes)
 
 

@@ -20,7 +20,7 @@ from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.notes import of_one_way
+from shardproof.trainer.notes import of_one_way, rounding
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
 from shardproof.trainer.twin import NO_PROBE, NoTwin
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
@@ -569,6 +569,26 @@ def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
     assert (verdict, sentence, len(notes)) == ("pass", "", 1)
     assert notes[0].startswith(wording.ROUNDED)
     assert alike(folder, "bits", only("alike way", "step", PARAM, an_ulp, 2))[0] == "mismatch"
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.02, True), (0.1, False)])
+def test_rounding_of_bf16_is_taken_where_the_trainer_says_so(folder: Path, share: float, *, passes: bool) -> None:
+    off = only("alike way", "step", MOMENT, lambda value: value * np.float32(1 + share), 2)
+    verdict, sentence, notes = alike(folder, "rounding bf16", off)
+    assert (verdict == "pass") is passes
+    assert "rounding is that of bf16: 0.031 of a tensor in the root mean square" in "".join([sentence, *notes])
+
+
+def test_rounding_in_fp32_is_no_wider_and_is_told(folder: Path) -> None:
+    off = only("alike way", "step", MOMENT, lambda value: value * np.float32(1.02), 2)
+    verdict, sentence, _ = alike(folder, "rounding", off)
+    assert verdict == "mismatch"
+    assert "0.02 of the largest change so far; what counts as rounding is 0.001 of it, or 4 units in the" in sentence
+
+
+def test_no_rounding_is_up_to_infinity() -> None:
+    assert "up to 4 units in the last place where nothing had changed before" in rounding(np.inf)
+    assert "up to 0.01 of the largest change so far" in rounding(0.01)
 
 
 def test_state_that_only_one_way_has_is_left_out_and_named(folder: Path) -> None:

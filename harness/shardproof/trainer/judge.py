@@ -3,7 +3,8 @@
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
     tied          names of one parameter, after every operation          one parameter, or one memory
-    trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything
+    trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything;
+                                                                         none that is frozen is stepped
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes
@@ -54,9 +55,12 @@ from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
+from shardproof.trainer.gradients import are_frozen, stepped_frozen
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.notes import (
     apart,
+    frozen_is_stepped,
+    frozen_moves,
     idle,
     never_moved,
     no_numbers,
@@ -165,7 +169,9 @@ class Judge(Judging):
         moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
         if WHOLE in self.failures or len(moments) < 2:
             return
-        last = self.at(moments[-1])
+        last, notes = self.at(moments[-1]), list[str]()
+        if self._frozen_moves(notes):
+            return
         still = self._still(moments[0], last)
         steps = [op.index for op in self.whole.ops if op.kind == "step"]
         later = [index for index in steps if index > self.saved]
@@ -177,10 +183,26 @@ class Judge(Judging):
         elif params and later and len(self._still(self.saved, last)) == params:
             text = nothing_trains_later(len(later), last)
         else:
-            if still:
-                self.found.append(ArmResult("trains", Verdict.PASS.value, "", (never_moved(still, params),)))
+            notes = [*notes, *([never_moved(still, params)] if still else [])]
+            self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+    def _frozen_moves(self, notes: list[str]) -> bool:
+        """Look for frozen parameters that a step changes: a failure where an optimizer steps them, and otherwise a
+        note, since averages and copies of other parameters are moved by hand."""
+        for op in self.whole.ops:
+            seen, before, after = self.gradients.get(op.index, {}), self.at(op.index - 1), self.at(op.index)
+            moved = {name for name in seen if before.get((PARAMS, name), after.get((PARAMS, name))) !=
+                     after.get((PARAMS, name)) and are_frozen([name], seen)}  # fmt: skip
+            stepped = sorted(moved & {*stepped_frozen(seen)})
+            if stepped:
+                self.differences += [not_frozen(name, op.index) for name in stepped]
+                told = frozen_is_stepped(stepped, op.iteration)
+                self.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+                return True
+            notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []
+        return False
 
     def _no_numbers(self, values: At) -> list[str]:
         """The parameters with an element that is NaN or infinite."""
@@ -354,6 +376,11 @@ class Judge(Judging):
         notes += [rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
+
+
+def not_frozen(name: str, op: int) -> Difference:
+    """A frozen parameter that an optimizer has stepped, as a difference of the operation."""
+    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="frozen, and stepped")
 
 
 def untied(names: str, op: int) -> Difference:

@@ -21,6 +21,7 @@ from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
+from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
@@ -36,6 +37,7 @@ class Judging:
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
+    gradients: operation → what optimizers had of each parameter in it.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -50,6 +52,7 @@ class Judging:
     directory: Path
     ties: Mapping[tuple[str, int], set[str]]
     calls: Mapping[int, OfRanks]
+    gradients: Mapping[int, OfParameters]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -76,6 +79,7 @@ class Judging:
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records),
+            gradients_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -153,7 +157,7 @@ class Judging:
         steps = [one for one in session.ops if one.kind == "step" and one.index <= op]
         step = steps[-1].iteration if steps and steps[-1].index == op else -1
         self.between = Between(expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step,
-                               earlier=len(steps) - 1)  # fmt: skip
+                               earlier=len(steps) - 1, gradients=self.gradients.get(op, {}))  # fmt: skip
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:

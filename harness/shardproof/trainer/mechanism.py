@@ -32,6 +32,7 @@ from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
+from shardproof.trainer.gradients import are_frozen, why_still
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.rates import ZERO, of_rates, rates_in
 from shardproof.trainer.scaled import scaled
@@ -114,8 +115,8 @@ def _source(pair: Pair, between: Between) -> Name | None:
 
 
 def _still(pairs: Sequence[Pair], between: Between) -> str:
-    moved = [[_moves(pair.before, value) for value in (pair.expected, pair.observed)]
-             for pair in pairs if pair.name[0] == "param" and pair.before is not None]  # fmt: skip
+    params = [pair for pair in pairs if pair.name[0] == "param" and pair.before is not None]
+    moved = [[_moves(pair.before, value) for value in (pair.expected, pair.observed)] for pair in params]
     if not moved or any(one == other for one, other in moved) or len({one for one, _ in moved}) > 1:
         return ""
     should, every = moved[0][0], sum(name[0] == "param" for name in between.expected)
@@ -124,10 +125,25 @@ def _still(pairs: Sequence[Pair], between: Between) -> str:
                                                           "change here, and should not")  # fmt: skip
     else:
         which = "Parameters " + ("should change here, and none does" if should else "change here, and none should")
-    zero = [] if ZERO & rates_in(between.expected) else sorted(ZERO & rates_in(between.observed))
+    zero = [] if ZERO & rates_in(between.expected) else sorted(
+        ZERO & (rates_in(between.observed) | rates_in(between.settings))
+    )  # fmt: skip
     if should and zero:
         return f"{which}: a learning rate is {zero[0].decode().rpartition(' ')[2]} here."
-    return f"{which}: look at what skips a step, at gradients that are zero or do not arrive, and at the rate."
+    names = [pair.name[1] for pair in params]
+    if not should and are_frozen(names, between.gradients):
+        return f"{which}: they are frozen (`requires_grad` is False). {MOVED}"
+    if not should:
+        return f"{which}. {MOVED}"
+    rate = "" if rates_in(between.settings) - ZERO else ", and at the rate"
+    seen = why_still(names, between.gradients)
+    return f"{which}: {seen or f'look at what skips a step, and at gradients that are zero or do not arrive{rate}'}."
+
+
+MOVED = (
+    "Look at weight decay, at moments from before, and at a copy of the parameters in another dtype that the optimizer "
+    "steps and that is written back."
+)
 
 
 def _moves(before: Value | None, after: Value) -> bool:

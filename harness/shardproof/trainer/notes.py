@@ -113,3 +113,28 @@ def no_numbers(names: Sequence[str]) -> str:
         f"{which} as NaN or infinity, so that no arm could see what else goes wrong. Where does the first one come "
         "from: a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
     )
+
+
+def frozen_is_stepped(names: Sequence[str], step: int) -> str:
+    """An optimizer changes parameters that are frozen."""
+    return (
+        f"{_are(names)} frozen (`requires_grad` is False) when the optimizer steps, and {_change(names)} in step {step}: a "
+        "gradient from before they were frozen is still in `.grad`, where the optimizer takes it."
+    )
+
+
+def frozen_moves(names: Sequence[str], step: int) -> str:
+    """Frozen parameters change, and no optimizer was seen to step them."""
+    return (
+        f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: right of an average or a "
+        "copy of other parameters; otherwise an optimizer may step copies of them, as with weight decay, which are "
+        "written back"
+    )
+
+
+def _are(names: Sequence[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{len(names)} parameters, such as {names[0]}, are"
+
+
+def _change(names: Sequence[str]) -> str:
+    return "changes" if len(names) == 1 else "change"

@@ -30,6 +30,7 @@ class Between:
     * settings: of param groups, after the operation.
     * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
       came before it, after each of which the two were equal.
+    * gradients: name of a parameter → what the optimizer had of it in the observed moment's step.
     """
 
     expected: Mapping[Name, Value]
@@ -40,6 +41,7 @@ class Between:
     settings: Mapping[Name, Value] = field(default_factory=dict)
     step: int = -1
     earlier: int = 0
+    gradients: Mapping[str, str] = field(default_factory=dict)
 
     def pair(self, difference: Difference) -> Pair | None:
         """The two values of a tensor of floats that differ in their bits; None for any other difference."""

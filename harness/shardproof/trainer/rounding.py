@@ -72,9 +72,7 @@ def beyond_rounding(
     return wrong, farthest
 
 
-def apart(
-    difference: Difference, start: At, expected: At, observed: At, *, half: bool = False
-) -> tuple[float, bool]:
+def apart(difference: Difference, start: At, expected: At, observed: At, *, half: bool = False) -> tuple[float, bool]:
     """How far two ways to compute the same are apart, and whether that is as little as another order of sums makes.
 
     The distance is the largest one of two elements: of a parameter as a share of its largest change since `start`, of

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardproof.diff import Difference
+from shardproof.observe.settings import SETTING
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
@@ -75,7 +76,10 @@ def alike(judging: Judging, session: Session) -> None:
     notes = [tell(names) for tell, names in left if names]
     notes += [rounding(farthest, half=half)] if farthest and not wrong else []
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
-    judging.between = replace(judging.between, against=one) if judging.between else None
+    if judging.between:
+        own = {name: value for name, value in judging.at(apart[1]).items() if name[0] == SETTING}
+        seen = judging.gradients.get(apart[1], {})
+        judging.between = replace(judging.between, against=one, gradients=seen, settings=own)
     calls = [judging.calls.get(op, {}) for op in apart]
     parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
     most = "" if exactly else as_rounding(half=half)

@@ -160,6 +160,27 @@ def test_parameters_that_do_not_move() -> None:
     assert told(one).startswith("1 of 2 parameters should change here, and do not")
 
 
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("none", "no gradient arrives (`.grad` is None when the optimizer steps)."),
+        ("gradient", "so look at what skips its step, or undoes it."),
+        ("", "look at what skips a step, and at gradients that are zero or do not arrive."),
+    ],
+)
+def test_why_parameters_do_not_move_leaves_out_what_was_seen_otherwise(word: str, why: str) -> None:
+    settings = {("setting", "group0.lr"): text("float 0.1")}
+    sentence = told({**RIGHT, "param a": BEFORE["param a"]}, settings=settings, gradients={"a": word})
+    assert sentence.endswith(why)
+
+
+def test_parameters_that_move_and_should_not() -> None:
+    right = {**RIGHT, "param a": BEFORE["param a"]}
+    assert "1 of 2 parameters change here, and should not. Look at weight" in told(RIGHT, right=right)
+    frozen = told(RIGHT, right=right, gradients={"a": "frozen"})
+    assert "should not: they are frozen (`requires_grad` is False). Look at weight decay" in frozen
+
+
 def test_a_factor_of_each_ranks_own() -> None:
     factors = np.repeat(np.array([[1.001], [0.1]], np.float32), 2, axis=0)
     wrong = {name: BEFORE[name] + factors * (right - BEFORE[name]) for name, right in RIGHT.items()}

@@ -404,6 +404,17 @@ def test_parameters_that_are_no_numbers_are_no_pass(folder: Path) -> None:
     assert failed(found)["trains"].startswith("w ends as NaN or infinity")
 
 
+@pytest.mark.parametrize(("word", "verdict"), [("stepped although frozen", "mismatch"), ("frozen", "pass")])
+def test_a_frozen_parameter_that_moves_is_a_failure_where_an_optimizer_steps_it(
+    folder: Path, word: str, verdict: str
+) -> None:
+    made = simulation(folder)
+    made.gradients = {"w": word, "v": "gradient"}
+    trains = next(arm for arm in made.judged(folder)["arms"] if arm["name"] == "trains")
+    assert trains["verdict"] == verdict
+    assert "w is frozen (`requires_grad` is False)" in "".join([trains["sentence"], *trains["notes"]])
+
+
 def test_a_generator_that_every_step_seeds_anew_need_not_be_restored(folder: Path) -> None:
     class Seeds(Simulation):
         def step(self, session: Session, op: Op, state: State) -> None:

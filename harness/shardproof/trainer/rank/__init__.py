@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
+from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.loading import values
 
 
@@ -61,6 +62,7 @@ class Rank:
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if "bits" in self.described.alike.values() else None
+        self.gradients = Gradients()
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -136,8 +138,13 @@ class Rank:
         return found
 
     def _watched(self, op: Op) -> AbstractContextManager[None]:
-        """Inside, what modules come to is kept, in the sessions that are held against each other step by step."""
-        return self.calls.watched() if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)) else nullcontext()
+        """Inside, what modules come to and what optimizers have is kept, in the sessions that are held against each other
+        step by step."""
+        within = ExitStack()
+        if op.arm.startswith((WHOLE, TWICE, ALIKE)):
+            within.enter_context(self.gradients.watched())
+            within.enter_context(self.calls.watched() if self.calls else nullcontext())
+        return within
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)
@@ -189,6 +196,8 @@ class Rank:
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
         if self.calls and self.calls.forward:
             yield self.calls.record(op, self.context.rank)
+        if self.gradients.seen:
+            yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:

@@ -26,6 +26,7 @@ from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.rounding import At, rounded
+from shardproof.trainer.shared import Names, shared_by_op
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
 
@@ -38,6 +39,7 @@ class Judging:
     between: what was compared last.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
     gradients: operation → what optimizers had of each parameter in it.
+    shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -53,6 +55,7 @@ class Judging:
     ties: Mapping[tuple[str, int], set[str]]
     calls: Mapping[int, OfRanks]
     gradients: Mapping[int, OfParameters]
+    shared: Mapping[int, set[Names]]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -79,7 +82,7 @@ class Judging:
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records),
-            gradients_by_op(records),
+            gradients_by_op(records), shared_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardproof.diff import Difference
@@ -17,6 +18,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, computes_in_half
+from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
 
@@ -84,7 +86,8 @@ def alike(judging: Judging, session: Session) -> None:
     parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
     most = "" if exactly else as_rounding(half=half)
     often = _how_often(judging, session, apart, (one, other)) if wrong else ""
-    told = " ".join(filter(None, (often, wording.of_alike(wrong, one, other, farthest, most), parted)))
+    shared = _shared(judging, apart, (one, other), wrong) if wrong else ""
+    told = " ".join(filter(None, (often, wording.of_alike(wrong, one, other, farthest, most), parted, shared)))
     judging.add(session.name, wrong, told, notes)
 
 
@@ -94,3 +97,12 @@ def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: 
     step = next((op.iteration for op in session.ops if op.index == ops[0] and op.kind == "step"), -1)
     ways = [(judging.at(op - 1), judging.at(op)) for op in ops]
     return how_often(ways[0], ways[1], names, step) if step >= 0 else ""
+
+
+def _shared(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
+    """What parameters of several names have to do with it. ops: as in `_how_often`."""
+    ways = [judging.shared.get(op, set()) for op in ops]
+    params = [{name for role, name in judging.at(op) if role == PARAMS} for op in ops]
+    differ = {one.key.fqn for one in wrong if one.key.role == PARAMS}
+    there = params[0] & params[1]
+    return tied_in_one(ways, names, there) or differs_where_shared(differ, there, ways[0] & ways[1])

@@ -29,7 +29,7 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, TWICE, WHOLE, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, SHARED, TIED, TOLD, TWICE, WHOLE, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.calls import Calls
@@ -198,6 +198,10 @@ class Rank:
             yield self.calls.record(op, self.context.rank)
         if self.gradients.seen:
             yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
+        if self.described.alike:
+            told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
+            data = json.dumps(sorted(told)).encode()
+            yield whole(op, self.context.rank, SHARED, "", "utf8", (len(data),), data)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:

@@ -28,9 +28,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
-from shardproof.diff import Difference, as_numbers, diff
+from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
@@ -70,7 +68,8 @@ from shardproof.trainer.notes import (
     of_each_rank,
     rounding,
 )
-from shardproof.trainer.rounding import FLOATS, PARAMS, At, beyond_rounding
+from shardproof.trainer.not_finite import is_wild
+from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.verdict import Verdict, merge
@@ -206,8 +205,7 @@ class Judge(Judging):
 
     def _no_numbers(self, values: At) -> list[str]:
         """The parameters with an element that is NaN or infinite."""
-        return [key[1] for key, value in values.items() if key[0] == PARAMS and value.dtype in FLOATS
-                and not np.isfinite(as_numbers(value).astype(np.float64)).all()]  # fmt: skip
+        return [key[1] for key, value in values.items() if key[0] == PARAMS and is_wild(value)]
 
     def _still(self, since: int, last: At) -> list[str]:
         """The parameters that are at last what they were after an operation."""

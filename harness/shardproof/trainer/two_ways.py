@@ -11,13 +11,14 @@ from shardproof.observe.settings import SETTING
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
-from shardproof.trainer.calls import where_they_part
+from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
-from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, computes_in_half
+from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
+from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
@@ -83,11 +84,13 @@ def alike(judging: Judging, session: Session) -> None:
         seen = judging.gradients.get(apart[1], {})
         judging.between = replace(judging.between, against=one, gradients=seen, settings=own)
     calls = [judging.calls.get(op, {}) for op in apart]
-    parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
+    near = 0.0 if exactly else HALF if half else ROUNDING
+    parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}"), near) if wrong else ""
+    wild = _not_finite(judging, apart, (one, other), wrong) if wrong else ""
     most = "" if exactly else as_rounding(half=half)
     often = _how_often(judging, session, apart, (one, other)) if wrong else ""
     shared = _shared(judging, apart, (one, other), wrong) if wrong else ""
-    told = " ".join(filter(None, (often, wording.of_alike(wrong, one, other, farthest, most), parted, shared)))
+    told = " ".join(filter(None, (often, wild, wording.of_alike(wrong, one, other, farthest, most), parted, shared)))
     judging.add(session.name, wrong, told, notes)
 
 
@@ -106,3 +109,16 @@ def _shared(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wron
     differ = {one.key.fqn for one in wrong if one.key.role == PARAMS}
     there = params[0] & params[1]
     return tied_in_one(ways, names, there) or differs_where_shared(differ, there, ways[0] & ways[1])
+
+
+def _not_finite(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
+    """Where the first NaN or infinity is, of values that have one in one of the two ways alone. ops: as above."""
+    kind = next(op for op in judging.whole.ops if op.index == ops[1])
+    when = f"in step {kind.iteration}" if kind.kind == "step" else f"after `{kind.kind}`"
+    for (op, other), way in zip((ops, ops[::-1]), names, strict=True):
+        keys = [(one.key.role, one.key.fqn) for one in wrong]
+        own, elsewhere = judging.at(op), judging.at(other)
+        calls = "" if first_not_finite(judging.calls.get(other, {})) else first_not_finite(judging.calls.get(op, {}))
+        if told := where_first(keys, own, elsewhere, calls, judging.gradients.get(op, {})):
+            return f"With {way}, NaN or infinity comes up {when}: {told}."
+    return ""

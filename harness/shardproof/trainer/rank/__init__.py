@@ -61,7 +61,7 @@ class Rank:
         self.state: dict[str, Any] = {}
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
-        self.calls = Calls() if "bits" in self.described.alike.values() else None
+        self.calls = Calls() if self.described.alike else None
         self.gradients = Gradients()
 
     def build(self, op: Op) -> None:

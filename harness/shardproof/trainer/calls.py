@@ -81,8 +81,8 @@ def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str], near: 
         return told
     equal = "equal up to rounding" if near else "equal"
     return (
-        f"In this step the outputs of all {number} calls of modules are {equal}: look at the backward, at how gradients "
-        "are reduced, and at the optimizer."
+        f"In this step the outputs of all {number} calls of modules are {equal}: look at the backward, at how "
+        "gradients are reduced, and at the optimizer."
     )
 
 

@@ -334,7 +334,8 @@ _ARGUMENTS = {"build": "self, cell", "step": "self, index", "save": "self, folde
 
 _MEANS = {
     "altered": "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load",
-    "alike": "axes of two values or more but `mesh`, each with `bits`, `rounding` or `rounding bf16`: how near its values come",
+    "alike": "axes of two values or more but `mesh`, each with `bits`, `rounding` or "
+    "`rounding bf16`: how near its values come",
 }
 
 _FORMS = {

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from shardproof.diff import as_numbers, numpy_dtype
 from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import GRADIENTS
+from shardproof.trainer.every_mesh import Values
+from shardproof.trainer.rounding import HALVES, PARAMS
 
 NONE, ZEROS, NOT_FINITE, GRADIENT = "none", "zeros", "not finite", "gradient"
 FROZEN, STEPPED_FROZEN = "frozen", "stepped although frozen"
@@ -21,7 +25,7 @@ _SUSPECTS = {
     NONE: "no gradient arrives (`.grad` is None when the optimizer steps)",
     ZEROS: "their gradients are all zeros when the optimizer steps",
     FROZEN: "they are frozen (`requires_grad` is False)",
-    GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what skips its step, or undoes it",
+    GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what undoes its step",
     NOT_FINITE: "their gradients are NaN or infinite, for which a loss scale skips a step",
 }
 
@@ -48,6 +52,23 @@ def stepped_frozen(seen: OfParameters) -> list[str]:
     those that are computed without autograd."""
     trained = any(word in (GRADIENT, ZEROS, NOT_FINITE) for word in seen.values())
     return [name for name, word in seen.items() if word == STEPPED_FROZEN] if trained else []
+
+
+def has_master(name: str, values: Values, seen: OfParameters) -> bool:
+    """Whether a parameter in bf16 or fp16 is the rounded value of one in fp32 that an optimizer steps and no module has.
+
+    Args:
+        values: after the step, under the names of every mesh. seen: has the parameters of modules that a step saw.
+    """
+    own = values.get((PARAMS, name))
+    if own is None or own.dtype not in HALVES:
+        return False
+    groups = (value for (role, key), value in values.items() if role == SETTING and key.endswith(".params"))
+    masters = {one for value in groups for one in value.data.decode().split("\n") if one not in seen}
+    wide = [values[PARAMS, one] for one in masters if (PARAMS, one) in values and values[PARAMS, one].dtype == "fp32"]
+    dtype = numpy_dtype(own.dtype)
+    return any(len(own.data) * 2 == len(one.data) and as_numbers(one).astype(dtype).tobytes() == own.data
+               for one in wide)  # fmt: skip
 
 
 def are_frozen(names: Sequence[str], seen: OfParameters) -> bool:

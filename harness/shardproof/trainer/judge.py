@@ -3,8 +3,8 @@
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
     tied          names of one parameter, after every operation          one parameter, or one memory
-    trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything;
-                                                                         none that is frozen is stepped
+    trains        the parameters, at the beginning and at the end        some differ, or no other arm sees anything; no
+                                                                         frozen one is stepped
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes
@@ -53,8 +53,9 @@ from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
-from shardproof.trainer.gradients import are_frozen, stepped_frozen
+from shardproof.trainer.gradients import are_frozen, has_master, stepped_frozen
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.not_finite import is_wild
 from shardproof.trainer.notes import (
     apart,
     frozen_is_stepped,
@@ -68,7 +69,6 @@ from shardproof.trainer.notes import (
     of_each_rank,
     rounding,
 )
-from shardproof.trainer.not_finite import is_wild
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -188,16 +188,17 @@ class Judge(Judging):
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
     def _frozen_moves(self, notes: list[str]) -> bool:
-        """Look for frozen parameters that a step changes: a failure where an optimizer steps them, and otherwise a
-        note, since averages and copies of other parameters are moved by hand."""
+        """Look for frozen parameters that a step changes: a failure where an optimizer steps them or fp32 copies of
+        them that are no parameters of a module, and otherwise a note, since averages and copies of other parameters are moved by hand."""
         for op in self.whole.ops:
             seen, before, after = self.gradients.get(op.index, {}), self.at(op.index - 1), self.at(op.index)
             moved = {name for name in seen if before.get((PARAMS, name), after.get((PARAMS, name))) !=
                      after.get((PARAMS, name)) and are_frozen([name], seen)}  # fmt: skip
             stepped = sorted(moved & {*stepped_frozen(seen)})
-            if stepped:
-                self.differences += [not_frozen(name, op.index) for name in stepped]
-                told = frozen_is_stepped(stepped, op.iteration)
+            copied = [name for name in sorted(moved) if has_master(name, of_every_mesh(after)[0], seen)]
+            if stepped or copied:
+                self.differences += [not_frozen(name, op.index) for name in stepped or copied]
+                told = frozen_is_stepped(stepped or copied, op.iteration, copies=not stepped)
                 self.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
                 return True
             notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []

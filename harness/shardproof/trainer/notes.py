@@ -115,19 +115,20 @@ def no_numbers(names: Sequence[str]) -> str:
     )
 
 
-def frozen_is_stepped(names: Sequence[str], step: int) -> str:
-    """An optimizer changes parameters that are frozen."""
-    return (
-        f"{_are(names)} frozen (`requires_grad` is False) when the optimizer steps, and {_change(names)} in step {step}: a "
-        "gradient from before they were frozen is still in `.grad`, where the optimizer takes it."
-    )
+def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:
+    """An optimizer changes parameters that are frozen. copies: it steps fp32 copies of them."""
+    why = (
+        "the optimizer steps copies of them in fp32, as weight decay or moments do without a gradient, and these are "
+        "written back"
+    ) if copies else "a gradient is in `.grad`, as from before they were frozen, and the optimizer takes it"  # fmt: skip
+    return f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: {why}."
 
 
 def frozen_moves(names: Sequence[str], step: int) -> str:
     """Frozen parameters change, and no optimizer was seen to step them."""
     return (
-        f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: right of an average or a "
-        "copy of other parameters; otherwise an optimizer may step copies of them, as with weight decay, which are "
+        f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: right of an average or "
+        "a copy of other parameters; otherwise an optimizer may step copies of them, as with weight decay, which are "
         "written back"
     )
 

@@ -7,9 +7,9 @@
                        last place: a sum, a norm or a matrix product over the pieces of a tensor
 
     the same where a part computes in bf16 or fp16
-                       the root mean square of what the two are apart by is at most `HALF` of that of the tensor; of a
-                       parameter, `HALF_OF_PARAMS` of that of its change, since Adam turns a gradient that rounding alone
-                       has made into a whole step
+                       the root mean square of what the two are apart by is at most `HALF` of that of the tensor; of
+                       a parameter, `HALF_OF_PARAMS` of that of its change, since Adam turns a
+                       gradient that rounding alone has made into a whole step
 
 For example, a norm that is taken over a piece in the place of the tensor is off by a tenth and more on tensors of a few
 thousand elements, and one that adds up the pieces in another order by a millionth.

@@ -1,4 +1,4 @@
-"""Whether every gradient, or every change, is off by one factor: in all tensors, in some of them, or in each rank's rows.
+"""Whether every gradient, or every change, is off by one factor: in all tensors, in some, or in each rank's rows.
 
 What a step changes is the gradient's share of it. SGD changes a parameter by a multiple of the gradient. A moment that
 decays by a setting of its param group gives the gradient back, whatever it was before: of Adam's `exp_avg`, which

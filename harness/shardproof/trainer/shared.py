@@ -1,5 +1,5 @@
-"""Parameters that have several names in the one of two ways to compute the same, and not in the other; and whether it is
-those with several names that two ways differ in."""
+"""Parameters that have several names in the one of two ways to compute the same, and not in the other; and whether it
+is those with several names that two ways differ in."""
 
 from __future__ import annotations
 

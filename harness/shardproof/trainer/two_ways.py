@@ -16,9 +16,9 @@ from shardproof.trainer.cells import values_of
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
-from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
@@ -89,7 +89,7 @@ def alike(judging: Judging, session: Session) -> None:
     wild = _not_finite(judging, apart, (one, other), wrong) if wrong else ""
     most = "" if exactly else as_rounding(half=half)
     often = _how_often(judging, session, apart, (one, other)) if wrong else ""
-    shared = _shared(judging, apart, (one, other), wrong) if wrong else ""
+    shared = _shared(judging, session, apart, (one, other), wrong) if wrong else ""
     told = " ".join(filter(None, (often, wild, wording.of_alike(wrong, one, other, farthest, most), parted, shared)))
     judging.add(session.name, wrong, told, notes)
 
@@ -102,13 +102,20 @@ def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: 
     return how_often(ways[0], ways[1], names, step) if step >= 0 else ""
 
 
-def _shared(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
-    """What parameters of several names have to do with it. ops: as in `_how_often`."""
+def _shared(
+    judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]
+) -> str:
+    """What parameters of several names have to do with it. ops: as in `_how_often`.
+
+    A library may put what it shards in the place of parameters after `build`, and take it away again in a step.
+    """
+    built = [judging.shared.get(each.ops[0].index, set()) for each in (session, judging.whole)]
     ways = [judging.shared.get(op, set()) for op in ops]
     params = [{name for role, name in judging.at(op) if role == PARAMS} for op in ops]
     differ = {one.key.fqn for one in wrong if one.key.role == PARAMS}
     there = params[0] & params[1]
-    return tied_in_one(ways, names, there) or differs_where_shared(differ, there, ways[0] & ways[1])
+    told = tied_in_one(built, names, there) or tied_in_one(ways, names, there)
+    return told or differs_where_shared(differ, there, ways[0] & ways[1])
 
 
 def _not_finite(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:

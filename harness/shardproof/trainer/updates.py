@@ -1,7 +1,7 @@
 """How often each of two ways to compute the same updated in one step, where they did not do so equally often.
 
-One step of a trainer may be an epoch, or a batch that is cut into micro-batches. A way that drops the last ones of them,
-or that updates once more for them, comes to other values everywhere; that it counts another number of updates says why.
+One step of a trainer may be an epoch, or a batch that is cut into micro-batches. A way that drops the last ones, or
+updates once more for them, comes to other values everywhere; that it counts another number of updates says why.
 
 *Verifies*: by how much the optimizer's counts of steps, or else a schedule's, grew in the step. *Does not verify*: an
 optimizer that counts nothing, beside no schedule.
@@ -20,7 +20,8 @@ Way = tuple[Values, Values]
 
 _NUMBER = re.compile(rb"(?:int|float) (\d+)(?:\.0)?")
 
-_OF_SCHEDULE = re.compile(r"(.*\.)?(last_epoch|_step_count)")
+_OF_SCHEDULE = re.compile(r"(.*\.)?_step_count")
+"""Other than `last_epoch`, it does not begin again where a schedule does."""
 
 
 def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
@@ -29,7 +30,7 @@ def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
     for kind, verb in (("step", "updated parameters"), ("scheduler", "moved its learning-rate schedule on")):
         grown = dict(_grown(kind, before, after)), dict(_grown(kind, before_too, after_too))
         pairs = {(grown[0][name], grown[1][name]) for name in grown[0].keys() & grown[1].keys()}
-        if apart := sorted(pair for pair in pairs if pair[0] != pair[1]):
+        if apart := sorted(pair for pair in pairs if pair[0] != pair[1] and min(pair) >= 0):
             one, other = apart[0]
             return f"At step {step}, {names[0]} {verb} {_times(one)} and {names[1]} {_times(other)}."
         if pairs:

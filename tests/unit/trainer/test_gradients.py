@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from shardproof.trainer.gradients import OfParameters, are_frozen, gradients_by_op, stepped_frozen, why_still
+from shardproof.observe.logical import Value
+from shardproof.trainer.gradients import (
+    OfParameters,
+    are_frozen,
+    gradients_by_op,
+    has_master,
+    stepped_frozen,
+    why_still,
+)
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
 from torch import nn
@@ -46,3 +55,15 @@ def test_the_rank_that_has_most_counts() -> None:
         for record, data in zip(records, (b'{"a": "zeros"}', b'{"a": "gradient"}'), strict=True)
     ]
     assert gradients_by_op(records) == {0: {"a": "gradient"}}
+
+
+@pytest.mark.parametrize(
+    ("seen", "scale", "told"), [({}, 1.0, True), ({"master": "gradient"}, 1.0, False), ({}, 2.0, False)]
+)
+def test_a_frozen_parameter_may_have_a_master_that_is_stepped(seen: OfParameters, scale: float, *, told: bool) -> None:
+    """A copy in bf16 of a parameter of a module is no such thing: whoever syncs it does so on purpose."""
+    master = torch.randn(6, generator=torch.Generator().manual_seed(0))
+    half = (scale * master).bfloat16().view(torch.int16).numpy().tobytes()
+    values = {("param", "w"): Value("bf16", (6,), half), ("setting", "group0.params"): Value("utf8", (6,), b"master"),
+              ("param", "master"): Value("fp32", (6,), master.numpy().tobytes())}  # fmt: skip
+    assert has_master("w", values, seen) is told

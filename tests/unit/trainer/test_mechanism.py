@@ -164,7 +164,7 @@ def test_parameters_that_do_not_move() -> None:
     ("word", "why"),
     [
         ("none", "no gradient arrives (`.grad` is None when the optimizer steps)."),
-        ("gradient", "so look at what skips its step, or undoes it."),
+        ("gradient", "so look at what undoes its step."),
         ("", "look at what skips a step, and at gradients that are zero or do not arrive."),
     ],
 )

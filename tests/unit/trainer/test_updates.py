@@ -26,10 +26,11 @@ def way(role: str, name: str, before: int | None, after: int) -> Way:
         ("step", "w", (None, 2), (None, 1), "At step 0, a=1 updated parameters twice and a=2 once."),
         ("step", "w", (3, 4), (4, 4), "At step 0, a=1 updated parameters once and a=2 not at all."),
         ("step", "w", (3, 4), (4, 5), ""),
-        ("scheduler", "scheduler.last_epoch", (1, 5), (1, 2),
+        ("scheduler", "scheduler._step_count", (1, 5), (1, 2),
          "At step 0, a=1 moved its learning-rate schedule on 4 times and a=2 once."),
-        ("scheduler", "scheduler.last_epoch", (None, 5), (None, 2), ""),
+        ("scheduler", "scheduler._step_count", (None, 5), (None, 2), ""),
         ("scheduler", "scheduler.other", (1, 5), (1, 2), ""),
+        ("scheduler", "scheduler._step_count", (1, 2), (2, 1), ""),
     ],
 )  # fmt: skip
 def test_how_often_is_told_where_it_differs(

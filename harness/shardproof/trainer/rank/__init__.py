@@ -138,7 +138,7 @@ class Rank:
         return found
 
     def _watched(self, op: Op) -> AbstractContextManager[None]:
-        """Inside, what modules come to and what optimizers have is kept, in the sessions that are held against each other
+        """Inside, what modules come to and optimizers have is kept, in the sessions that are held against each other
         step by step."""
         within = ExitStack()
         if op.arm.startswith((WHOLE, TWICE, ALIKE)):

@@ -1,5 +1,5 @@
-"""What an optimizer of torch has of each parameter at the moment that it steps: a gradient, none, zeros, or one although
-the parameter is frozen. And which parameters are frozen after the step.
+"""What an optimizer of torch has of each parameter at the moment that it steps: a gradient, none, zeros, or one
+although the parameter is frozen. And which parameters are frozen after the step.
 
 *Does not see* optimizers that are no `torch.optim.Optimizer`, and steps inside of a graph that `torch.compile` made.
 """

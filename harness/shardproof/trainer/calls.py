@@ -35,7 +35,7 @@ class Call(NamedTuple):
             return None
         if self.digest == other.digest or not near:
             return self.digest == other.digest
-        most = near * max(self.sketch[1:2] + other.sketch[1:2], default=0.0)
+        most = near * max((*self.sketch[1:2], *other.sketch[1:2]), default=0.0)
         return all(abs(a - b) <= most for a, b in zip(self.sketch[1:], other.sketch[1:], strict=True))
 
     @property

@@ -30,7 +30,7 @@ _SUSPECTS = {
 }
 
 
-def gradients_by_op(records: Iterable[Record]) -> dict[int, OfParameters]:
+def gradients_by_op(records: Iterable[Record]) -> Mapping[int, OfParameters]:
     """Operation → what its steps had."""
     found: dict[int, dict[str, str]] = {}
     for record in records:
@@ -55,7 +55,7 @@ def stepped_frozen(seen: OfParameters) -> list[str]:
 
 
 def has_master(name: str, values: Values, seen: OfParameters) -> bool:
-    """Whether a parameter in bf16 or fp16 is the rounded value of one in fp32 that an optimizer steps and no module has.
+    """Whether a parameter in bf16 or fp16 is what one in fp32 rounds to that an optimizer steps and no module has.
 
     Args:
         values: after the step, under the names of every mesh. seen: has the parameters of modules that a step saw.

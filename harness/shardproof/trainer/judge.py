@@ -189,11 +189,12 @@ class Judge(Judging):
 
     def _frozen_moves(self, notes: list[str]) -> bool:
         """Look for frozen parameters that a step changes: a failure where an optimizer steps them or fp32 copies of
-        them that are no parameters of a module, and otherwise a note, since averages and copies of other parameters are moved by hand."""
+        them that are no parameters of a module, and otherwise a note, since averages and copies of other parameters are
+        moved by hand."""
         for op in self.whole.ops:
             seen, before, after = self.gradients.get(op.index, {}), self.at(op.index - 1), self.at(op.index)
-            moved = {name for name in seen if before.get((PARAMS, name), after.get((PARAMS, name))) !=
-                     after.get((PARAMS, name)) and are_frozen([name], seen)}  # fmt: skip
+            frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
+            moved = {key[1] for key in frozen if key in before and before[key] != after.get(key)}
             stepped = sorted(moved & {*stepped_frozen(seen)})
             copied = [name for name in sorted(moved) if has_master(name, of_every_mesh(after)[0], seen)]
             if stepped or copied:

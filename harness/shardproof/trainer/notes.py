@@ -120,7 +120,7 @@ def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:
     why = (
         "the optimizer steps copies of them in fp32, as weight decay or moments do without a gradient, and these are "
         "written back"
-    ) if copies else "a gradient is in `.grad`, as from before they were frozen, and the optimizer takes it"  # fmt: skip
+    ) if copies else "a gradient from before may still be in `.grad`, and the optimizer takes it"  # fmt: skip
     return f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: {why}."
 
 

@@ -137,7 +137,7 @@ class Rank:
         self.tied = list(pairs_of(self.trainer.tied))
         return found
 
-    def _watched(self, op: Op) -> AbstractContextManager[None]:
+    def _watched(self, op: Op) -> AbstractContextManager[object]:
         """Inside, what modules come to and optimizers have is kept, in the sessions that are held against each other
         step by step."""
         within = ExitStack()

@@ -31,7 +31,7 @@ _SUSPECTS = {
 
 
 def gradients_by_op(records: Iterable[Record]) -> Mapping[int, OfParameters]:
-    """Operation → what its steps had."""
+    """Operation → parameter → the kind of gradient in the steps of the operation."""
     found: dict[int, dict[str, str]] = {}
     for record in records:
         if record.role == GRADIENTS:
@@ -72,5 +72,5 @@ def has_master(name: str, values: Values, seen: OfParameters) -> bool:
 
 
 def are_frozen(names: Sequence[str], seen: OfParameters) -> bool:
-    """Whether parameters are frozen, all of them."""
+    """Whether all of the named parameters are frozen."""
     return bool(names) and all(seen.get(name) in (FROZEN, STEPPED_FROZEN) for name in names)

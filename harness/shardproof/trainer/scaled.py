@@ -62,7 +62,7 @@ def scaled(pairs: Sequence[Pair], between: Between) -> str:
 
 
 def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str], between: Between) -> str:
-    """One factor in all tensors that differ."""
+    """The sentence for the same factor in every tensor with wrong values."""
     told, when = f"Every {what} is {factor:.4g} times what it should be", _when(between)
     right = [name for name in every if name not in wrong]
     if right:
@@ -85,7 +85,7 @@ def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> st
 
 
 def _of_tensors(what: str, changes: Mapping[str, Change], every: Sequence[str], between: Between) -> str:
-    """One factor in some tensors, and another one in the others."""
+    """The sentence for two groups of tensors, each with a factor of its own."""
     groups: list[list[str]] = []
     for name in changes:
         group = next((group for group in groups if _factor([changes[one] for one in (*group, name)]) is not None), None)

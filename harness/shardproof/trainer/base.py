@@ -77,8 +77,9 @@ class Trainer:
       trainer needs neither `save` nor `load`, and its steps alone are compared.
     * altered: axis → `run` or `checkpoint`: which of the two wins where the run that loads has another value of this
       axis than the run that saved.
-    * alike: axis → `bits` or `rounding`: every value of this axis must come to the same parameters and the same state
-      of optimizers as its first value, bit for bit, or up to what another order of sums makes.
+    * alike: axis → `bits`, `rounding` or `rounding bf16`: every value of this axis must come to the same parameters and
+      the same state of optimizers as its first value, bit for bit, or up to what another order of sums makes, where a
+      part of the model may compute in bf16.
     * transient: names of state that checkpoints need not hold, as glob patterns such as `grad *` or `* cache`.
     * local: names of what every rank has of its own, as glob patterns: parameters that are plain tensors, such as
       `*.experts.*`, what `state` adds, and settings of param groups, such as `group*.params` of an optimizer that gives

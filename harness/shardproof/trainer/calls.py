@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 from shardproof.observe.record import Record
@@ -15,11 +16,27 @@ from shardproof.trainer.arms import CALLS
 
 
 class Call(NamedTuple):
-    """A call of a module: its path, its class, and a digest of its output, empty where nobody could read it."""
+    """A call of a module: its path, its class, a digest of its output, and a sketch of it: the number of its elements,
+    their norm and a weighted sum. Both are empty where nobody could read it."""
 
     path: str
     kind: str
     digest: str
+    sketch: Sequence[float] = ()
+
+    def is_finite(self) -> bool:
+        """Whether the output has no element that is NaN or infinite, as far as it could be read."""
+        return all(isfinite(number) for number in self.sketch)
+
+    def like(self, other: Call, near: float) -> bool | None:
+        """Whether another call came to the same, bit for bit or up to a share of the norm; None where that cannot be
+        told, as of pieces of another size."""
+        if not (self.digest and other.digest) or self.sketch[:1] != other.sketch[:1]:
+            return None
+        if self.digest == other.digest or not near:
+            return self.digest == other.digest
+        most = near * max((*self.sketch[1:2], *other.sketch[1:2]), default=0.0)
+        return all(abs(a - b) <= most for a, b in zip(self.sketch[1:], other.sketch[1:], strict=True))
 
     @property
     def name(self) -> str:
@@ -47,36 +64,48 @@ def calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Called]]:
     return found
 
 
-def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str]) -> str:
+def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0) -> str:
     """A sentence about the first module that comes to something else; empty where no module was seen.
 
     Args:
         first, own: rank → calls, of either way. names: how a sentence about either begins, such as `With shard=no`.
+        near: up to which share of its norm an output counts as the same; 0 for its bits.
     """
     ranks = sorted(first.keys() & own.keys())
-    anew = (_recomputed(way[rank], name) for rank in ranks for way, name in zip((first, own), names, strict=True))
-    apart = (_apart(first[rank].forward, own[rank].forward, rank) for rank in ranks)
+    anew = (_recomputed(way[rank], name) for rank in ranks for way, name in zip((first, own), names, strict=True)
+            if not near)  # fmt: skip
+    apart = (_apart(first[rank].forward, own[rank].forward, rank, near) for rank in ranks)
     told = next(filter(None, (*anew, *apart)), "")
     number = sum(len(own[rank].forward) for rank in ranks)
-    if told or not number or any(_shape(first[rank]) != _shape(own[rank]) for rank in ranks):
+    if told or not number or any(not _same(first[rank], own[rank], near) for rank in ranks):
         return told
+    equal = "equal up to rounding" if near else "equal"
     return (
-        f"In this step the outputs of all {number} calls of modules are equal: look at the backward, at how gradients "
-        "are reduced, and at the optimizer."
+        f"In this step the outputs of all {number} calls of modules are {equal}: look at the backward, at how "
+        "gradients are reduced, and at the optimizer."
     )
 
 
-def _apart(first: Sequence[Call], own: Sequence[Call], rank: int) -> str:
+def _apart(first: Sequence[Call], own: Sequence[Call], rank: int, near: float) -> str:
     for one, other in zip(first, own, strict=False):
         if (one.path, one.kind) != (other.path, other.kind):
             return ""  # the two ways are not made of the same modules
-        if one.digest and other.digest and one.digest != other.digest:
+        if one.like(other, near) is False:
             return f"The first module whose output differs is {one.name}, on rank {rank}."
     return ""
 
 
-def _shape(called: Called) -> list[tuple[str, str]]:
-    return [(call.path, call.kind) for call in called.forward if call.digest]
+def _same(first: Called, own: Called, near: float) -> bool:
+    """Whether the same modules were called, and came to the same as far as they could be read."""
+    one, other = ([call for call in called.forward if call.digest] for called in (first, own))
+    return len(one) == len(other) and all(
+        (a.path, a.kind) == (b.path, b.kind) and a.like(b, near) for a, b in zip(one, other, strict=True)
+    )
+
+
+def first_not_finite(called: OfRanks) -> str:
+    """The first module whose output has a NaN or infinity, in the order of a rank's calls; empty where none has."""
+    return next((call.name for rank in sorted(called) for call in called[rank].forward if not call.is_finite()), "")
 
 
 def _recomputed(called: Called, name: str) -> str:

@@ -26,6 +26,9 @@ from shardproof.trainer.base import world_of
 
 FORM = "shardproof trainer my_trainer.py"
 STEPWISE = ("build", "step", "save", "load")
+BITS, ROUNDING_BF16 = "bits", "rounding bf16"
+"""What `alike` may say of an axis, beside `rounding`."""
+
 DATA = ("axes", "requires", "steps", "altered", "alike", "transient", "local", "emulates")
 RESERVED = ("rank", "world", "seed", "device", "folder", "sizes", "values")
 """What a cell has beside axes."""
@@ -154,7 +157,7 @@ class _Reading:
             self._axes(axes), self._requires(data.get("requires", ())), steps,
             self._winners("altered", data.get("altered", {}), axes, ("run", "checkpoint")),
             self._patterns("transient", data.get("transient", ()), "ROLE NAME"), fits, axes,
-            self._winners("alike", data.get("alike", {}), axes, ("bits", "rounding")), opened,
+            self._winners("alike", data.get("alike", {}), axes, (BITS, "rounding", ROUNDING_BF16)), opened,
             fits or methods >= {*STEPWISE} or self._derives_elsewhere(node),
             self._patterns("local", data.get("local", ()), "NAME"),
             self._emulates(data.get("emulates", "")),
@@ -199,11 +202,11 @@ class _Reading:
         allowed = "two numbers up to 100: steps before the save, one at least, and after it, 0 for no save at all"
         raise self._wrong("steps", given, allowed)
 
-    def _winners(self, what: str, given: object, axes: object, words: tuple[str, str]) -> dict[str, str]:
-        """`altered` or `alike`: axis → one of two words."""
+    def _winners(self, what: str, given: object, axes: object, words: tuple[str, ...]) -> dict[str, str]:
+        """`altered` or `alike`: axis → one of some words."""
         known = axes if isinstance(axes, dict) else {}
         if not isinstance(given, dict):
-            raise self._wrong(what, given, f"a mapping of axes to `{words[0]}` or `{words[1]}`")
+            raise self._wrong(what, given, f"a mapping of axes to {_either(words)}")
         for axis, word in given.items():
             if axis not in known or len(known[axis]) < 2 or word not in words or (what, axis) == ("alike", "mesh"):
                 fit = [name for name, texts in known.items() if len(texts) > 1 and (what, name) != ("alike", "mesh")]
@@ -322,11 +325,17 @@ def text_of(value: object) -> str:
             return str(value)
 
 
+def _either(words: Sequence[str]) -> str:
+    *others, last = (f"`{word}`" for word in words)
+    return f"{', '.join(others)} or {last}"
+
+
 _ARGUMENTS = {"build": "self, cell", "step": "self, index", "save": "self, folder", "load": "self, folder"}
 
 _MEANS = {
     "altered": "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load",
-    "alike": "axes of two values or more but `mesh`, each with `bits` or `rounding`: how near its values come",
+    "alike": "axes of two values or more but `mesh`, each with `bits`, `rounding` or "
+    "`rounding bf16`: how near its values come",
 }
 
 _FORMS = {

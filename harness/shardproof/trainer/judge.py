@@ -3,7 +3,8 @@
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
     tied          names of one parameter, after every operation          one parameter, or one memory
-    trains        the parameters, at the beginning and at the end        some differ, or no other arm could see anything
+    trains        the parameters, at the beginning and at the end        some differ, or no other arm sees anything; no
+                                                                         frozen one is stepped
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes
@@ -27,9 +28,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
-from shardproof.diff import Difference, as_numbers, diff
+from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
@@ -54,9 +53,13 @@ from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
+from shardproof.trainer.gradients import are_frozen, has_master, stepped_frozen
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.not_finite import is_wild
 from shardproof.trainer.notes import (
     apart,
+    frozen_is_stepped,
+    frozen_moves,
     idle,
     never_moved,
     no_numbers,
@@ -64,8 +67,9 @@ from shardproof.trainer.notes import (
     nothing_trains,
     nothing_trains_later,
     of_each_rank,
+    rounding,
 )
-from shardproof.trainer.rounding import FLOATS, PARAMS, At, beyond_rounding
+from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.trainer.unsteady import likely
@@ -166,7 +170,9 @@ class Judge(Judging):
         moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
         if WHOLE in self.failures or len(moments) < 2:
             return
-        last = self.at(moments[-1])
+        last, notes = self.at(moments[-1]), list[str]()
+        if self._frozen_moves(notes):
+            return
         still = self._still(moments[0], last)
         steps = [op.index for op in self.whole.ops if op.kind == "step"]
         later = [index for index in steps if index > self.saved]
@@ -178,15 +184,32 @@ class Judge(Judging):
         elif params and later and len(self._still(self.saved, last)) == params:
             text = nothing_trains_later(len(later), last)
         else:
-            if still:
-                self.found.append(ArmResult("trains", Verdict.PASS.value, "", (never_moved(still, params),)))
+            notes = [*notes, *([never_moved(still, params)] if still else [])]
+            self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
+    def _frozen_moves(self, notes: list[str]) -> bool:
+        """Look for frozen parameters that a step changes: a failure where an optimizer steps them or fp32 copies of
+        them that are no parameters of a module, and otherwise a note, since averages and copies of other parameters are
+        moved by hand."""
+        for op in self.whole.ops:
+            seen, before, after = self.gradients.get(op.index, {}), self.at(op.index - 1), self.at(op.index)
+            frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
+            moved = {key[1] for key in frozen if key in before and before[key] != after.get(key)}
+            stepped = sorted(moved & {*stepped_frozen(seen)})
+            copied = [name for name in sorted(moved) if has_master(name, of_every_mesh(after)[0], seen)]
+            if stepped or copied:
+                self.differences += [not_frozen(name, op.index) for name in stepped or copied]
+                told = frozen_is_stepped(stepped or copied, op.iteration, copies=not stepped)
+                self.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+                return True
+            notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []
+        return False
+
     def _no_numbers(self, values: At) -> list[str]:
         """The parameters with an element that is NaN or infinite."""
-        return [key[1] for key, value in values.items() if key[0] == PARAMS and value.dtype in FLOATS
-                and not np.isfinite(as_numbers(value).astype(np.float64)).all()]  # fmt: skip
+        return [key[1] for key, value in values.items() if key[0] == PARAMS and is_wild(value)]
 
     def _still(self, since: int, last: At) -> list[str]:
         """The parameters that are at last what they were after an operation."""
@@ -352,9 +375,14 @@ class Judge(Judging):
         notes = [*([] if self.exact else [wording.INEXACT]), *([apart(left_out)] if left_out else [])]
         owned = of_ranks(self.at(load if load >= 0 else session.ops[-1].index))
         notes += [of_each_rank(owned)] if owned else []
-        notes += [wording.rounding(farthest)] if farthest and not found else []
+        notes += [rounding(farthest)] if farthest and not found else []
         at_load = any(difference.key.op == load for difference in found)
         self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
+
+
+def not_frozen(name: str, op: int) -> Difference:
+    """A frozen parameter that an optimizer has stepped, as a difference of the operation."""
+    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="frozen, and stepped")
 
 
 def untied(names: str, op: int) -> Difference:

@@ -12,6 +12,7 @@ from shardproof.diff import LAZY_STATE, Difference, diff
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
+from shardproof.observe.settings import SETTING
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
@@ -20,9 +21,12 @@ from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
-from shardproof.trainer.mechanism import Between, mechanism
+from shardproof.trainer.gradients import OfParameters, gradients_by_op
+from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.observed import records_of
+from shardproof.trainer.pairs import Between
 from shardproof.trainer.rounding import At, rounded
+from shardproof.trainer.shared import Names, shared_by_op
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
 
@@ -34,6 +38,8 @@ class Judging:
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
+    gradients: operation → what optimizers had of each parameter in it.
+    shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -48,6 +54,8 @@ class Judging:
     directory: Path
     ties: Mapping[tuple[str, int], set[str]]
     calls: Mapping[int, OfRanks]
+    gradients: Mapping[int, OfParameters]
+    shared: Mapping[int, set[Names]]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -74,6 +82,7 @@ class Judging:
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records),
+            gradients_by_op(records), shared_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -147,7 +156,11 @@ class Judging:
         found = diff(left, logical(observed), (), (LAZY_STATE,))
         session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
         before = self._by_op.get(op - 1, {}) if op > session.ops[0].index else {}
-        self.between = Between(expected, observed, before, session.ops[0].mesh.world)
+        settings = {name: value for name, value in self._by_op.get(op, {}).items() if name[0] == SETTING}
+        steps = [one for one in session.ops if one.kind == "step" and one.index <= op]
+        step = steps[-1].iteration if steps and steps[-1].index == op else -1
+        self.between = Between(expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step,
+                               earlier=len(steps) - 1, gradients=self.gradients.get(op, {}))  # fmt: skip
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from shardproof.observe.logical import Value
 from shardproof.trainer.rates import ZERO, rates_in
+from shardproof.trainer.rounding import HALF, HALF_OF_PARAMS, ROUNDING, ULPS
+from shardproof.trainer.wording import ROUNDED
 
 
 def apart(keys: Iterable[tuple[str, str]]) -> str:
@@ -43,6 +47,25 @@ def of_each_rank(keys: Iterable[tuple[str, str]]) -> str:
 def not_loaded(keys: Iterable[tuple[str, str]]) -> str:
     """What is compared after steps, and not right after a load."""
     return f"not compared right after the load, since no checkpoint need hold it: {_few(keys)}"
+
+
+def rounding(share: float, *, half: bool = False) -> str:
+    """Two ways to compute the same that are apart by what another order of sums makes. half: in bf16 or fp16."""
+    at_most = f"up to {share:.1g} of the largest change so far" if np.isfinite(share) else (
+        f"up to {ULPS} units in the last place where nothing had changed before"
+    )  # fmt: skip
+    counts = f"; what counts as rounding is {as_rounding(half=True)}" if half else ""
+    return f"{ROUNDED}: what differs is apart by no more than another order of sums makes, {at_most}{counts}"
+
+
+def as_rounding(*, half: bool) -> str:
+    """What counts as rounding, in words."""
+    if not half:
+        return f"{ROUNDING:.1g} of it, or {ULPS} units in the last place"
+    return (
+        f"that of bf16: {HALF:.2g} of a tensor in the root mean square, and {HALF_OF_PARAMS:.2g} of a parameter's "
+        "change, since Adam turns a tiny gradient into a whole step"
+    )
 
 
 def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
@@ -90,3 +113,29 @@ def no_numbers(names: Sequence[str]) -> str:
         f"{which} as NaN or infinity, so that no arm could see what else goes wrong. Where does the first one come "
         "from: a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
     )
+
+
+def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:
+    """An optimizer changes parameters that are frozen. copies: it steps fp32 copies of them."""
+    why = (
+        "the optimizer steps copies of them in fp32, as weight decay or moments do without a gradient, and these are "
+        "written back"
+    ) if copies else "a gradient from before may still be in `.grad`, and the optimizer takes it"  # fmt: skip
+    return f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: {why}."
+
+
+def frozen_moves(names: Sequence[str], step: int) -> str:
+    """Frozen parameters change, and no optimizer was seen to step them."""
+    return (
+        f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: right of an average or "
+        "a copy of other parameters; otherwise an optimizer may step copies of them, as with weight decay, which are "
+        "written back"
+    )
+
+
+def _are(names: Sequence[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{len(names)} parameters, such as {names[0]}, are"
+
+
+def _change(names: Sequence[str]) -> str:
+    return "changes" if len(names) == 1 else "change"

@@ -6,6 +6,11 @@
                        each element apart by no more than a thousandth of what the steps changed, or by 4 units in the
                        last place: a sum, a norm or a matrix product over the pieces of a tensor
 
+    the same where a part computes in bf16 or fp16
+                       the root mean square of what the two are apart by is at most `HALF` of that of the tensor; of
+                       a parameter, `HALF_OF_PARAMS` of that of its change, since Adam turns a
+                       gradient that rounding alone has made into a whole step
+
 For example, a norm that is taken over a piece in the place of the tensor is off by a tenth and more on tensors of a few
 thousand elements, and one that adds up the pieces in another order by a millionth.
 
@@ -35,10 +40,15 @@ ROUNDING = 2.0**-10
 """How far two values may be apart, as a share of the largest one or of the largest change, to count as another order of
 sums."""
 
+HALF, HALF_OF_PARAMS = 2.0**-5, 2.0**-2
+"""The same for values that a part of the model computes in bf16 or fp16, in the root mean square over a tensor."""
+
 ULPS = 4
 """So many units in the last place count as another order of sums, whatever their share."""
 
-FLOATS = ("fp32", "fp64", "bf16", "fp16")
+HALVES = ("bf16", "fp16")
+
+FLOATS = ("fp32", "fp64", *HALVES)
 
 
 def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> bool:
@@ -51,22 +61,23 @@ def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> b
 
 
 def beyond_rounding(
-    found: Iterable[Difference], start: At, expected: At, observed: At
+    found: Iterable[Difference], start: At, expected: At, observed: At, *, half: bool = False
 ) -> tuple[list[Difference], float]:
     """Of the differences of two ways to compute the same, or of two meshes, those that no other order of sums makes;
-    and how far apart the two are at the most."""
+    and how far apart the two are at the most. half: whether a part computes in bf16 or fp16."""
     wrong, farthest = list[Difference](), 0.0
     for difference in found:
-        how_far, rounding = apart(difference, start, expected, observed)
+        how_far, rounding = apart(difference, start, expected, observed, half=half)
         wrong, farthest = wrong + ([] if rounding else [difference]), max(farthest, how_far)
     return wrong, farthest
 
 
-def apart(difference: Difference, start: At, expected: At, observed: At) -> tuple[float, bool]:
+def apart(difference: Difference, start: At, expected: At, observed: At, *, half: bool = False) -> tuple[float, bool]:
     """How far two ways to compute the same are apart, and whether that is as little as another order of sums makes.
 
     The distance is the largest one of two elements: of a parameter as a share of its largest change since `start`, of
-    anything else as a share of its largest value. It is infinite where that has no meaning.
+    anything else as a share of its largest value. With `half` it is that of root mean squares. It is infinite where
+    that has no meaning.
     """
     key = (difference.key.role, difference.key.fqn)
     if not _comparable(difference, expected):
@@ -74,11 +85,24 @@ def apart(difference: Difference, start: At, expected: At, observed: At) -> tupl
     one, other = _numbers(difference, expected), _numbers(difference, observed)
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         return np.inf, False
-    scale = np.abs(one - as_numbers(start[key]).astype(np.float64) if key[0] == PARAMS and key in start else one).max()
+    few_ulps = ulp_distance(as_bits(expected[key]), as_bits(observed[key])) <= ULPS
+    change = one - as_numbers(start[key]).astype(np.float64) if key[0] == PARAMS and key in start else one
+    if half:
+        share = _share(np.sqrt(np.square(one - other).mean()), np.sqrt(np.square(change).mean()))
+        return share, bool(share <= (HALF_OF_PARAMS if key[0] == PARAMS else HALF) or few_ulps.all())
+    scale = np.abs(change).max()
     shares = np.abs(one - other) / scale if scale else np.full(one.shape, np.inf)
     shares[one == other] = 0.0
-    few_ulps = ulp_distance(as_bits(expected[key]), as_bits(observed[key])) <= ULPS
     return float(shares.max()), bool(((shares <= ROUNDING) | few_ulps).all())
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole else np.inf
+
+
+def computes_in_half(values: At) -> bool:
+    """Whether a parameter is of a dtype in which a model computes with 8 or 11 significant bits."""
+    return any(role == PARAMS and value.dtype in HALVES for (role, _), value in values.items())
 
 
 def _comparable(difference: Difference, expected: At) -> bool:

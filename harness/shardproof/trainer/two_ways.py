@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardproof.diff import Difference
+from shardproof.observe.settings import SETTING
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
-from shardproof.trainer.calls import where_they_part
+from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
+from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import drawn_otherwise, of_one_way, taken_for_settings
-from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
+from shardproof.trainer.not_finite import where_first
+from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
+from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
+from shardproof.trainer.shared import differs_where_shared, tied_in_one
+from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
 
 
@@ -52,7 +58,8 @@ def alike(judging: Judging, session: Session) -> None:
     """The way of this cell against the first value of the axis."""
     if WHOLE in judging.failures or judging.ended(session):
         return
-    exactly, first = judging.trainer.alike[session.of] == "bits", judging.trainer.axes[session.of][0]
+    promise, first = judging.trainer.alike[session.of], judging.trainer.axes[session.of][0]
+    exactly, half = promise == BITS, promise == ROUNDING_BF16
     start: At = {}
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
     farthest, apart = 0.0, (-1, -1)
@@ -64,18 +71,64 @@ def alike(judging: Judging, session: Session) -> None:
         start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
         drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
-        wrong, share = beyond_rounding(found, start, both.one, both.other)
+        half = half or (computes_in_half(both.one) and computes_in_half(both.other))
+        wrong, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong, farthest = (found if exactly else wrong), max(farthest, share)
         apart = op.index, moments[op.kind, op.iteration]
     left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
-    notes += [wording.rounding(farthest)] if farthest and not wrong else []
+    notes += [rounding(farthest, half=half)] if farthest and not wrong else []
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
-    judging.between = replace(judging.between, against=one) if judging.between else None
+    if judging.between:
+        own = {name: value for name, value in judging.at(apart[1]).items() if name[0] == SETTING}
+        seen = judging.gradients.get(apart[1], {})
+        judging.between = replace(judging.between, against=one, gradients=seen, settings=own)
     calls = [judging.calls.get(op, {}) for op in apart]
-    parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}")) if wrong and exactly else ""
-    told = " ".join(filter(None, (wording.of_alike(wrong, one, other, farthest), parted)))
+    near = 0.0 if exactly else HALF if half else ROUNDING
+    parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}"), near) if wrong else ""
+    wild = _not_finite(judging, apart, (one, other), wrong) if wrong else ""
+    most = "" if exactly else as_rounding(half=half)
+    often = _how_often(judging, session, apart, (one, other)) if wrong else ""
+    shared = _shared(judging, session, apart, (one, other), wrong) if wrong else ""
+    told = " ".join(filter(None, (often, wild, wording.of_alike(wrong, one, other, farthest, most), parted, shared)))
     judging.add(session.name, wrong, told, notes)
+
+
+def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """How often either way updated in a step. ops: of the session, which has the axis' first value, and of this cell's
+    own way."""
+    step = next((op.iteration for op in session.ops if op.index == ops[0] and op.kind == "step"), -1)
+    ways = [(judging.at(op - 1), judging.at(op)) for op in ops]
+    return how_often(ways[0], ways[1], names, step) if step >= 0 else ""
+
+
+def _shared(
+    judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]
+) -> str:
+    """What parameters of several names have to do with it. ops: as in `_how_often`.
+
+    A library may put what it shards in the place of parameters after `build`, and take it away again in a step.
+    """
+    built = [judging.shared.get(each.ops[0].index, set()) for each in (session, judging.whole)]
+    ways = [judging.shared.get(op, set()) for op in ops]
+    params = [{name for role, name in judging.at(op) if role == PARAMS} for op in ops]
+    differ = {one.key.fqn for one in wrong if one.key.role == PARAMS}
+    there = params[0] & params[1]
+    told = tied_in_one(built, names, there) or tied_in_one(ways, names, there)
+    return told or differs_where_shared(differ, there, ways[0] & ways[1])
+
+
+def _not_finite(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
+    """Where the first NaN or infinity is, of values that have one in one of the two ways alone. ops: as above."""
+    kind = next(op for op in judging.whole.ops if op.index == ops[1])
+    when = f"in step {kind.iteration}" if kind.kind == "step" else f"after `{kind.kind}`"
+    for (op, other), way in zip((ops, ops[::-1]), names, strict=True):
+        keys = [(one.key.role, one.key.fqn) for one in wrong]
+        own, elsewhere = judging.at(op), judging.at(other)
+        calls = "" if first_not_finite(judging.calls.get(other, {})) else first_not_finite(judging.calls.get(op, {}))
+        if told := where_first(keys, own, elsewhere, calls, judging.gradients.get(op, {})):
+            return f"With {way}, NaN or infinity comes up {when}: {told}."
+    return ""

@@ -284,15 +284,17 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_differ(found)}. {_first(found)}"
 
 
-def of_alike(found: Sequence[Difference], first: str, own: str, share: float) -> str:
+def of_alike(found: Sequence[Difference], first: str, own: str, share: float, most: str = "") -> str:
     """What two ways to compute the same come to, none of which is known to be the right one.
 
     Args:
-        first, own: the two ways, such as `shard=yes` and `shard=no`. share: how far apart they are.
+        first, own: the two ways, such as `shard=yes` and `shard=no`. share: how far apart they are. most: what counts
+            as rounding, in words; empty where nothing does.
     """
     if not found:
         return ""
-    told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far."
+    taken = f"; what counts as rounding is {most}" if most else ""
+    told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far{taken}."
     axis = first.partition("=")[0]
     what = f"{axis} must not matter, but {first} and {own} come to different values: {_differ(found)}."
     return f"{what} {_of_each(found[0], first, own)}{told} Which of the two is right, this arm cannot tell."
@@ -311,12 +313,7 @@ def _of_each(one: Difference, first: str, own: str) -> str:
 
 
 MOST_TOLD = 1e6
-
-
-def rounding(share: float) -> str:
-    """Two ways to compute the same that are apart by what another order of sums makes."""
-    what = "what differs is apart by no more than another order of sums makes"
-    return f"{ROUNDED}: {what}, up to {share:.1g} of the largest change so far"
+"""Behind a first step a share of what had changed before it may be anything."""
 
 
 def nothing_altered(axis: str) -> str:

@@ -46,6 +46,7 @@ class Simulation:
         self.saved: dict[int, State] = {}
         self.notes: tuple[str, ...] = ()
         self.tie: Callable[[Op], str] | None = None
+        self.gradients: Mapping[str, str] = {}
 
     def observed(self, session: Session) -> Iterator[tuple[Op, State]]:
         """What is seen after each operation of a session."""
@@ -113,6 +114,9 @@ class Simulation:
         if self.tie is not None:
             told = self.tie(op).encode()
             notes.append(whole(op.index, rank, "tied", "w = v", "utf8", (len(told),), told))
+        if self.gradients and op.kind == "step":
+            told = json.dumps(self.gradients).encode()
+            notes.append(whole(op.index, rank, "gradients", "", "utf8", (len(told),), told))
         return pack([*records, *notes])
 
     def write_checkpoints(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from shardproof.trainer.calls import Called, calls_by_op, where_they_part
+from shardproof.trainer.calls import Called, calls_by_op, first_not_finite, where_they_part
 from shardproof.trainer.rank.calls import Calls
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -62,6 +62,24 @@ def test_equal_outputs_lead_to_the_backward() -> None:
     assert "the outputs of all 5 calls of modules are equal: look at the backward" in told(
         called(model_of()), called(model_of())
     )
+
+
+def test_outputs_may_be_equal_up_to_rounding() -> None:
+    ways = [{0: called(model_of(factor))} for factor in (1, 1 + 1e-6, 1.5)]
+    assert where_they_part(ways[0], ways[1], NAMES).startswith("The first module whose output differs is 1.0 (Odd)")
+    assert "are equal up to rounding: look at the backward" in where_they_part(ways[0], ways[1], NAMES, 2.0**-10)
+    assert "output differs is 1.0 (Odd), on rank 0" in where_they_part(ways[0], ways[2], NAMES, 2.0**-10)
+
+
+def test_pieces_of_another_size_are_not_held_against_each_other() -> None:
+    one = called(model_of())
+    other = Called(tuple(call._replace(digest="x", sketch=[1.0, 2.0, 3.0]) for call in one.forward), ())
+    assert told(one, other) == ""
+
+
+def test_the_first_output_that_is_not_finite_is_named() -> None:
+    assert first_not_finite({0: called(model_of(float("nan")))}) == "1.0 (Odd)"
+    assert first_not_finite({0: called(model_of())}) == ""
 
 
 def test_what_a_backward_computes_anew_is_held_against_the_forward() -> None:

@@ -238,7 +238,7 @@ def test_no_method_at_all(read: Read) -> None:
         ("emulates = 'rocm'", "emulates of mine.py: given 'rocm'", "cuda, or nothing"),
         ("axes = dict(a=[1])", "given 'dict(a=[1])'", "a literal, or the name of one"),
         ("alike = {'a': 'bits'}", "given {'a': 'bits'}", "axes of two values or more but `mesh`"),
-        ("axes = {'a': [1, 2]}\nalike = {'a': 'nearly'}", "given {'a': 'nearly'}", "each with `bits` or `rounding`"),
+        ("axes = {'a': [1, 2]}\nalike = {'a': 'nearly'}", "given {'a': 'nearly'}", "each with `bits`, `rounding` or"),
         ("axes = {'mesh': ['1', '2']}\nalike = {'mesh': 'bits'}", "{'mesh': 'bits'}", "two values or more but `mesh`"),
         ("axes = {'a': [...]}", "given []", "a list of one value or more"),
         ("steps = make()", "steps of mine.py: given 'make()'", "the file is read before it is run"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.mechanism import Between, mechanism
+from shardproof.trainer.mechanism import mechanism
+from shardproof.trainer.pairs import Between
+from shardproof.trainer.scaled import in_common
 
 Floats = npt.NDArray[np.float32]
 Make = Callable[[Floats], Floats]
@@ -30,12 +33,13 @@ def values(arrays: dict[str, Floats]) -> dict[tuple[str, str], Value]:
     return found
 
 
-def told(wrong: dict[str, Floats], ranks: int = 2, against: str = "") -> str:
+def told(wrong: dict[str, Floats], ranks: int = 2, against: str = "", right: dict[str, Floats] = RIGHT,
+         **more: Any) -> str:  # fmt: skip
     differences = [
         Difference(Key(3, "live", *key), "bits", total=24, mismatched=24)
-        for key, value in values(wrong).items() if value != values(RIGHT)[key]
+        for key, value in values(wrong).items() if value != values(right)[key]
     ]  # fmt: skip
-    return mechanism(differences, Between(values(RIGHT), values(wrong), values(BEFORE), ranks, against))
+    return mechanism(differences, Between(values(right), values(wrong), values(BEFORE), ranks, against, **more))
 
 
 def everywhere(make: Make) -> dict[str, Floats]:
@@ -99,7 +103,54 @@ def test_a_factor_on_some_tensors_alone() -> None:
     wrong = {name: BEFORE[name] + 8 * (right - BEFORE[name]) if name.endswith("a") else right
              for name, right in RIGHT.items()}  # fmt: skip
     sentence = told({name: value for name, value in wrong.items() if name.startswith("exp_avg")})
-    assert "is 8 times what it should be, in 1 of 2 tensors, and right in the others: look at what" in sentence
+    assert "is 8 times what it should be, in 1 of 2 tensors (a), and right in the others: look at what" in sentence
+
+
+def text(words: str) -> Value:
+    return Value("utf8", (len(words),), words.encode())
+
+
+ADAM = {("setting", "group0.betas"): text("(float 0.9, float 0.999)"), ("setting", "group0.params"): text("a\nb")}
+GRADIENT = {name: RNG.standard_normal((4, 6), np.float32) for name in ("a", "b")}
+
+
+def adam(factors: dict[str, float]) -> dict[str, Floats]:
+    """Parameters and moments after a step of Adam in the middle of a run, whose gradients are off by factors."""
+    moments = {name: np.float32(0.9) * BEFORE[f"exp_avg {name}"] + np.float32(0.1 * factor) * GRADIENT[name]
+               for name, factor in factors.items()}  # fmt: skip
+    return {f"exp_avg {name}": moment for name, moment in moments.items()} | {
+        f"param {name}": BEFORE[f"param {name}"] - moment / (1 + np.abs(moment)) for name, moment in moments.items()
+    }
+
+
+def under_adam(a: float, b: float, settings: dict[tuple[str, str], Value] = ADAM, **more: Any) -> str:
+    return told(adam({"a": a, "b": b}), right=adam({"a": 1, "b": 1}), settings=settings, **more)
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0, 1.058])
+def test_the_gradients_of_adam_are_worked_out_from_its_moments(factor: float) -> None:
+    every = f"Every gradient that the optimizer was given is {factor:.4g} times what it should be, in all tensors alike"
+    assert under_adam(factor, factor, ranks=5).startswith(f"{every}: look at what scales gradients as a whole")
+    assert under_adam(factor, factor, step=3, earlier=2).startswith(f"{every}, at step 3 and at none before it: look ")
+    assert "gradient" not in under_adam(factor, factor, {})
+
+
+def test_gradients_of_adam_that_are_off_in_some_tensors_alone() -> None:
+    assert "is 2 times what it should be, in 1 of 2 tensors (b), and right in the others: look" in under_adam(1, 2)
+    assert "is 2 times what it should be in 1 of 2 tensors (a), and 0.5 times in the others: look" in under_adam(2, 0.5)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.01, 0.1, 1.0]))
+def test_no_factor_is_made_of_noisy_gradients(seed: int, noise: float) -> None:
+    right, made = adam({"a": 1, "b": 1}), np.random.default_rng(seed)
+    wrong = {name: right[name] + np.float32(0.1 * noise) * made.standard_normal((4, 6), np.float32) for name in right}
+    assert not told(wrong, right=right, settings=ADAM)
+
+
+def test_what_tensors_have_in_common() -> None:
+    assert in_common(["a.bias", "b.bias"], ["a.weight"]) == " (all that are called bias)"
+    assert in_common(["a.bias", "a.weight"], ["b.bias"]) == " (all of a)"
+    assert in_common(["a.bias", "b.weight"], ["b.bias"]) == " (a.bias, b.weight)"
 
 
 def test_parameters_that_do_not_move() -> None:
@@ -107,6 +158,27 @@ def test_parameters_that_do_not_move() -> None:
     assert told(wrong).startswith("Parameters should change here, and none does")
     one = {**RIGHT, "param a": BEFORE["param a"]}
     assert told(one).startswith("1 of 2 parameters should change here, and do not")
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("none", "no gradient arrives (`.grad` is None when the optimizer steps)."),
+        ("gradient", "so look at what undoes its step."),
+        ("", "look at what skips a step, and at gradients that are zero or do not arrive."),
+    ],
+)
+def test_why_parameters_do_not_move_leaves_out_what_was_seen_otherwise(word: str, why: str) -> None:
+    settings = {("setting", "group0.lr"): text("float 0.1")}
+    sentence = told({**RIGHT, "param a": BEFORE["param a"]}, settings=settings, gradients={"a": word})
+    assert sentence.endswith(why)
+
+
+def test_parameters_that_move_and_should_not() -> None:
+    right = {**RIGHT, "param a": BEFORE["param a"]}
+    assert "1 of 2 parameters change here, and should not. Look at weight" in told(RIGHT, right=right)
+    frozen = told(RIGHT, right=right, gradients={"a": "frozen"})
+    assert "should not: they are frozen (`requires_grad` is False). Look at weight decay" in frozen
 
 
 def test_a_factor_of_each_ranks_own() -> None:

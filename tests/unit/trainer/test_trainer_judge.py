@@ -20,7 +20,7 @@ from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.notes import of_one_way
+from shardproof.trainer.notes import of_one_way, rounding
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
 from shardproof.trainer.twin import NO_PROBE, NoTwin
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
@@ -404,6 +404,17 @@ def test_parameters_that_are_no_numbers_are_no_pass(folder: Path) -> None:
     assert failed(found)["trains"].startswith("w ends as NaN or infinity")
 
 
+@pytest.mark.parametrize(("word", "verdict"), [("stepped although frozen", "mismatch"), ("frozen", "pass")])
+def test_a_frozen_parameter_that_moves_is_a_failure_where_an_optimizer_steps_it(
+    folder: Path, word: str, verdict: str
+) -> None:
+    made = simulation(folder)
+    made.gradients = {"w": word, "v": "gradient"}
+    trains = next(arm for arm in made.judged(folder)["arms"] if arm["name"] == "trains")
+    assert trains["verdict"] == verdict
+    assert "w is frozen (`requires_grad` is False)" in "".join([trains["sentence"], *trains["notes"]])
+
+
 def test_a_generator_that_every_step_seeds_anew_need_not_be_restored(folder: Path) -> None:
     class Seeds(Simulation):
         def step(self, session: Session, op: Op, state: State) -> None:
@@ -554,6 +565,11 @@ def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: 
     assert re.search(r"of w is \S+ with way=a and \S+ with way=b in its first element that differs\.", sentence)
 
 
+def test_a_way_that_updates_more_often_is_told_first(folder: Path) -> None:
+    _, sentence, _ = alike(folder, "rounding", only("alike way", "step", COUNT, plus, 1))
+    assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once. way must not matter, but")
+
+
 def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", PARAM, gone, 2))
     assert "param of w is there with way=b, and not with way=a. Which of the two is right, this arm cannot" in sentence
@@ -564,6 +580,26 @@ def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
     assert (verdict, sentence, len(notes)) == ("pass", "", 1)
     assert notes[0].startswith(wording.ROUNDED)
     assert alike(folder, "bits", only("alike way", "step", PARAM, an_ulp, 2))[0] == "mismatch"
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.02, True), (0.1, False)])
+def test_rounding_of_bf16_is_taken_where_the_trainer_says_so(folder: Path, share: float, *, passes: bool) -> None:
+    off = only("alike way", "step", MOMENT, lambda value: value * np.float32(1 + share), 2)
+    verdict, sentence, notes = alike(folder, "rounding bf16", off)
+    assert (verdict == "pass") is passes
+    assert "rounding is that of bf16: 0.031 of a tensor in the root mean square" in "".join([sentence, *notes])
+
+
+def test_rounding_in_fp32_is_no_wider_and_is_told(folder: Path) -> None:
+    off = only("alike way", "step", MOMENT, lambda value: value * np.float32(1.02), 2)
+    verdict, sentence, _ = alike(folder, "rounding", off)
+    assert verdict == "mismatch"
+    assert "0.02 of the largest change so far; what counts as rounding is 0.001 of it, or 4 units in the" in sentence
+
+
+def test_no_rounding_is_up_to_infinity() -> None:
+    assert "up to 4 units in the last place where nothing had changed before" in rounding(np.inf)
+    assert "up to 0.01 of the largest change so far" in rounding(0.01)
 
 
 def test_state_that_only_one_way_has_is_left_out_and_named(folder: Path) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TIED, TOLD, TWICE, WHOLE, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, SHARED, TIED, TOLD, TWICE, WHOLE, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
+from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.loading import values
 
 
@@ -60,7 +61,8 @@ class Rank:
         self.state: dict[str, Any] = {}
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
-        self.calls = Calls() if "bits" in self.described.alike.values() else None
+        self.calls = Calls() if self.described.alike else None
+        self.gradients = Gradients()
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -135,9 +137,14 @@ class Rank:
         self.tied = list(pairs_of(self.trainer.tied))
         return found
 
-    def _watched(self, op: Op) -> AbstractContextManager[None]:
-        """Inside, what modules come to is kept, in the sessions that are held against each other step by step."""
-        return self.calls.watched() if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)) else nullcontext()
+    def _watched(self, op: Op) -> AbstractContextManager[object]:
+        """Inside, what modules come to and optimizers have is kept, in the sessions that are held against each other
+        step by step."""
+        within = ExitStack()
+        if op.arm.startswith((WHOLE, TWICE, ALIKE)):
+            within.enter_context(self.gradients.watched())
+            within.enter_context(self.calls.watched() if self.calls else nullcontext())
+        return within
 
     def _device(self) -> AbstractContextManager[None]:
         return device_for(self.described, self.context.scenario.device)
@@ -191,6 +198,12 @@ class Rank:
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
         if self.calls and self.calls.forward:
             yield self.calls.record(op, self.context.rank)
+        if self.gradients.seen:
+            yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
+        if self.described.alike:
+            told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
+            data = json.dumps(sorted(told)).encode()
+            yield whole(op, self.context.rank, SHARED, "", "utf8", (len(data),), data)
         yield from self._notes(op, state)
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:

@@ -31,14 +31,15 @@ UNREAD = ""
 class Calls:
     """The calls of modules since the latest record: forward, and anew in a backward, as activation checkpoints do.
 
-    Each has the module's path, its class, and a digest of its output. A path begins at the outermost module.
+    Each has the module's path, its class, a digest of its output and a sketch of it. A path begins at the outermost
+    module.
     """
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
         self._kept: list[nn.Module] = []  # so that no other module gets the same id
-        self.forward: list[tuple[str, str, str]] = []
-        self.anew: list[tuple[str, str, str]] = []
+        self.forward: list[tuple[str, str, str, list[float]]] = []
+        self.anew: list[tuple[str, str, str, list[float]]] = []
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -71,7 +72,7 @@ class Calls:
             return
         calls = self.forward if torch._C._current_graph_task_id() == -1 else self.anew
         if len(calls) < MOST:
-            calls.append((self._paths[id(called)], type(called).__name__, _digest(output)))
+            calls.append((self._paths[id(called)], type(called).__name__, _digest(output), _sketch(output)))
 
 
 def _digest(output: Any) -> str:
@@ -87,9 +88,29 @@ def _digest(output: Any) -> str:
     return digest.hexdigest()
 
 
+def _sketch(output: Any) -> list[float]:
+    """How many numbers an output has, their norm, and their sum with weights that are not alike, so that two outputs
+    that are nearly the same have nearly the same sketch; empty of one that cannot be read."""
+    found = [0.0, 0.0, 0.0]
+    try:
+        with torch.no_grad():
+            for tensor in _tensors(output):
+                for _, part in parts(tensor):
+                    numbers = part.detach().to(torch.float64).reshape(-1)
+                    weights = torch.arange(numbers.numel(), dtype=torch.float64, device=numbers.device).cos()
+                    found[0] += numbers.numel()
+                    found[1] += float(numbers.square().sum())
+                    found[2] += float((numbers * weights).sum())
+    except Exception:  # as of `_digest`
+        return []
+    return [found[0], found[1] ** 0.5, found[2]]
+
+
 def _tensors(output: Any) -> Iterator[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         if type(output).__name__ == "AsyncCollectiveTensor":  # which somebody else has to wait for
+            raise ValueError(output)
+        if any(placement.is_partial() for placement in getattr(output, "placements", ())):  # a part of a sum
             raise ValueError(output)
         yield output
     elif isinstance(output, dict):

@@ -109,6 +109,16 @@ class State:
         return self._seen.hidden
 
     @property
+    def parameters(self) -> dict[int, Held]:
+        """The parameters of modules, by identity."""
+        return self._seen.modules.parameters
+
+    @property
+    def frozen(self) -> set[int]:
+        """The identities of those with `requires_grad=False`."""
+        return self._seen.modules.frozen
+
+    @property
     def optimizers(self) -> list[Optimizer]:
         return self._seen.optimizers
 
@@ -145,7 +155,7 @@ class Look:
         self.found: list[Item] = []
         self.hidden: list[Item] = []
         self.optimizers: list[Optimizer] = []
-        self._modules = Modules(local)
+        self.modules = Modules(local)
         self._used: set[int] = set()
         self._leaves_told: set[tuple[str, str]] = set()
         self._tensors: dict[str, list[Met]] = {}
@@ -174,7 +184,7 @@ class Look:
 
     def tie(self, one: str, other: str) -> str:
         """What two names of parameters are on this rank: `ONE`, `TWO` or `NOT_HERE`."""
-        return self._modules.tie(one, other)
+        return self.modules.tie(one, other)
 
     def _of_kind(self, kind: str) -> list[Met]:
         return [met for met in self.way.met if met.kind == kind]
@@ -207,29 +217,29 @@ class Look:
         named = len(tops) > 1 or not self._alike("modules", tuple(tops))
         for path, module in tops.items():
             self._look_at_module(mets[path], module, f"{path}." if named else "")
-        for parameter in self._modules.params:
+        for parameter in self.modules.params:
             self._add(parameter.names[0][0] if parameter.names else "", "module",
                       records_of(self.at, "param", parameter))  # fmt: skip
-        for name, buffer in self._modules.buffers.items():
+        for name, buffer in self.modules.buffers.items():
             self._add(name, "module", leaf_records(self.at, "buffer", name, buffer))
-        for path, module in self._modules.extra:
+        for path, module in self.modules.extra:
             name = f"{path}._extra_state" if path and not path.endswith(".") else f"{path}_extra_state"
             self._ask(name, "module", EXTRA_STATE, module, module.get_extra_state)
-        for name, reason in self._modules.unread.items():
+        for name, reason in self.modules.unread.items():
             self._hide(name, "module", f"{reason}; leave it out of `state()`, or give there what can be read of it")
-        locals_ = [parameter.local for parameter in self._modules.params]
+        locals_ = [parameter.local for parameter in self.modules.params]
         if locals_ and _cuda_is_in_use() and not any(tensor.is_cuda for tensor in locals_):
             self._hide("device", "module", "CUDA is in use, and no parameter lies on a GPU: unless the trainer "
                        "offloads them all, what runs is a CPU; build the model on `cell.device`")  # fmt: skip
 
     def _look_at_module(self, met: Met, module: torch.nn.Module, prefix: str) -> None:
-        params, buffers = len(self._modules.params), len(self._modules.buffers)
-        before = {*self._modules.parameters}
-        self._modules.add(module, prefix)
-        names = [names for one in self._modules.params[params:] for names in one.names]
-        kind = described([p for p in module.parameters() if id(p) in self._modules.parameters and id(p) not in before])
+        params, buffers = len(self.modules.params), len(self.modules.buffers)
+        before = {*self.modules.parameters}
+        self.modules.add(module, prefix)
+        names = [names for one in self.modules.params[params:] for names in one.names]
+        kind = described([p for p in module.parameters() if id(p) in self.modules.parameters and id(p) not in before])
         words = _counted(len(names), "parameter") + (f" ({kind})" if kind else "")
-        count = _counted(len(self._modules.buffers) - buffers, "buffer")
+        count = _counted(len(self.modules.buffers) - buffers, "buffer")
         self._find(met, f"{type(module).__name__}, {words}, {count}")
 
     # --- optimizers
@@ -243,7 +253,7 @@ class Look:
             groups = [group for group in met.value.param_groups if isinstance(group, Mapping)]
             prefix = f"{met.path}." if named else ""
             optimizer = Optimizer(met.path, met.value, prefix, taken)
-            records = list(optimizer.records(self.at, self._modules, elsewhere))
+            records = list(optimizer.records(self.at, self.modules, elsewhere))
             self.records += records
             self.optimizers.append(optimizer)
             taken = taken | taken_by(records)
@@ -353,7 +363,7 @@ class Look:
 
     def _look_at_tensor(self, met: Met) -> None:
         value = met.value
-        if met.covered or id(value) in self._used or id(value) in self._modules.parameters:
+        if met.covered or id(value) in self._used or id(value) in self.modules.parameters:
             return
         if passes(met.path) and not met.named:
             told = f"{type(value).__name__} of {list(value.shape)}, not recorded: by its name a step makes it anew"
@@ -370,13 +380,13 @@ class Look:
 
     def _of_this_rank(self, met: Met) -> bool:
         """Whether a value is this rank's alone: what `state()` names is all ranks', unless it is local."""
-        return not met.named or self._modules.is_local(met.path)
+        return not met.named or self.modules.is_local(met.path)
 
     def _look_at_values(self, met: Met) -> None:
         """The plain values in a container that `state()` names, such as metrics that were reduced to numbers."""
         values = [(f"{met.path}.{name}", value) for name, value in kinds.children_of(met.value) if _is_value(value)]
         for name, value in values:
-            fqn = owned(self.at.rank, name) if self._modules.is_local(name) else name
+            fqn = owned(self.at.rank, name) if self.modules.is_local(name) else name
             self._add(name, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, value))
         if values:
             self._find(met, _counted(len(values), "value"), kinds.VALUE)
@@ -394,7 +404,7 @@ class Look:
     def _loose(self, path: str, tensor: torch.Tensor, *, own: bool = True) -> Iterator[Record]:
         """A tensor that hangs on an object: where it has a parameter's name and local shape, as an average of it has,
         it lies where the parameter lies. own: a plain one is this rank's alone."""
-        for name, parameter in self._modules.names.items():
+        for name, parameter in self.modules.names.items():
             before, found, after = f".{clean(path)}".rpartition(f".{name}")
             if found and not after and tensor.shape == parameter.local.shape and len(parameter.names) == 1:
                 yield from records_beside(self.at, EXTRA_STATE, tensor, _renamed(parameter, f"{before[1:]}.{name}"))
@@ -404,7 +414,7 @@ class Look:
 
     def _look_at_rest(self, met: Met) -> None:
         if met.depth == 0 and _is_value(met.value):
-            fqn = owned(self.at.rank, met.path) if self._modules.is_local(met.path) else met.path
+            fqn = owned(self.at.rank, met.path) if self.modules.is_local(met.path) else met.path
             self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, met.value))
             self._find(met, type(met.value).__name__, kinds.VALUE)
         elif kinds.has(met.value, "set_epoch") and isinstance(getattr(met.value, "epoch", None), int):

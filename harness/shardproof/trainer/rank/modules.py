@@ -40,6 +40,7 @@ class Modules:
 
     * local: patterns of names of what each rank has of its own: parameters that are plain tensors, and settings.
     * parameters: identity of a parameter, or of a flat one, → what is held of it; `beside` looks an optimizer's up.
+    * frozen: identities of those parameters that have `requires_grad=False`.
     * params: what is held, of the role `param`, in the order of the names. buffers: name → tensor.
     * extra: path and module of each that has a `get_extra_state` of its own.
     * unread: name → reason, of what cannot be recorded.
@@ -48,6 +49,7 @@ class Modules:
 
     local: Sequence[str] = ()
     parameters: dict[int, Held] = field(default_factory=dict)
+    frozen: set[int] = field(default_factory=set)
     params: list[Held] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     extra: list[tuple[str, nn.Module]] = field(default_factory=list)
@@ -101,6 +103,7 @@ class Modules:
         self.params += pieces
         for piece in pieces[:1]:
             self.parameters[id(tensor)] = piece
+            self.frozen |= set() if tensor.requires_grad else {id(tensor)}
             self.names |= {name: piece for names in piece.names for name in names}
 
     def _add_flat(self, paths: Paths) -> set[object]:

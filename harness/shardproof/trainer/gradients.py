@@ -1,0 +1,76 @@
+"""What optimizers had of each parameter when they stepped, as ranks say it (`shardproof.trainer.rank.gradients`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardproof.diff import as_numbers, numpy_dtype
+from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.arms import GRADIENTS
+from shardproof.trainer.every_mesh import Values
+from shardproof.trainer.rounding import HALVES, PARAMS
+
+NONE, ZEROS, NOT_FINITE, GRADIENT = "none", "zeros", "not finite", "gradient"
+FROZEN, STEPPED_FROZEN = "frozen", "stepped although frozen"
+
+OfParameters = Mapping[str, str]
+"""Name of a parameter → one of the words above, of the rank that has most: a gradient of zeros on one of two ranks is
+none of zeros."""
+
+_LEAST_FIRST = (NONE, ZEROS, FROZEN, GRADIENT, STEPPED_FROZEN, NOT_FINITE)
+
+_SUSPECTS = {
+    NONE: "no gradient arrives (`.grad` is None when the optimizer steps)",
+    ZEROS: "their gradients are all zeros when the optimizer steps",
+    FROZEN: "they are frozen (`requires_grad` is False)",
+    GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what undoes its step",
+    NOT_FINITE: "their gradients are NaN or infinite, for which a loss scale skips a step",
+}
+
+
+def gradients_by_op(records: Iterable[Record]) -> Mapping[int, OfParameters]:
+    """Operation → parameter → the kind of gradient in the steps of the operation."""
+    found: dict[int, dict[str, str]] = {}
+    for record in records:
+        if record.role == GRADIENTS:
+            of_op = found.setdefault(record.op, {})
+            for name, word in json.loads(record.data).items():
+                of_op[name] = max(of_op.get(name, word), word, key=_LEAST_FIRST.index)
+    return found
+
+
+def why_still(names: Sequence[str], seen: OfParameters) -> str:
+    """Why parameters do not move, by what optimizers had of them; empty where that is not one thing, or not known."""
+    words = {seen.get(name, "") for name in names}
+    return _SUSPECTS.get(min(words), "") if len(words) == 1 else ""
+
+
+def stepped_frozen(seen: OfParameters) -> list[str]:
+    """The frozen parameters that an optimizer steps. Where it steps no other, gradients are the trainer's own, such as
+    those that are computed without autograd."""
+    trained = any(word in (GRADIENT, ZEROS, NOT_FINITE) for word in seen.values())
+    return [name for name, word in seen.items() if word == STEPPED_FROZEN] if trained else []
+
+
+def has_master(name: str, values: Values, seen: OfParameters) -> bool:
+    """Whether a parameter in bf16 or fp16 is what one in fp32 rounds to that an optimizer steps and no module has.
+
+    Args:
+        values: after the step, under the names of every mesh. seen: has the parameters of modules that a step saw.
+    """
+    own = values.get((PARAMS, name))
+    if own is None or own.dtype not in HALVES:
+        return False
+    groups = (value for (role, key), value in values.items() if role == SETTING and key.endswith(".params"))
+    masters = {one for value in groups for one in value.data.decode().split("\n") if one not in seen}
+    wide = [values[PARAMS, one] for one in masters if (PARAMS, one) in values and values[PARAMS, one].dtype == "fp32"]
+    dtype = numpy_dtype(own.dtype)
+    return any(len(own.data) * 2 == len(one.data) and as_numbers(one).astype(dtype).tobytes() == own.data
+               for one in wide)  # fmt: skip
+
+
+def are_frozen(names: Sequence[str], seen: OfParameters) -> bool:
+    """Whether all of the named parameters are frozen."""
+    return bool(names) and all(seen.get(name) in (FROZEN, STEPPED_FROZEN) for name in names)

@@ -1,0 +1,53 @@
+"""What two arms have of one tensor, for whoever asks what made the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardproof.diff import Difference
+from shardproof.observe.logical import Value
+from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
+from shardproof.trainer.rounding import FLOATS
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor with its expected and its observed value, and the value before the operation, which may be None."""
+
+    name: Name
+    expected: Value
+    observed: Value
+    before: Value | None
+
+
+@dataclass(frozen=True)
+class Between:
+    """Two moments that were compared.
+
+    * before: what there was before both. ranks: how many ranks the arm has.
+    * against: what the expected moment is of, such as `offload=none`, where nobody knows which of the two is right.
+    * settings: of param groups, after the operation.
+    * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
+      came before it, after each of which the two were equal.
+    * gradients: name of a parameter → what the optimizer had of it in the observed moment's step.
+    """
+
+    expected: Mapping[Name, Value]
+    observed: Mapping[Name, Value]
+    before: Mapping[Name, Value]
+    ranks: int
+    against: str = ""
+    settings: Mapping[Name, Value] = field(default_factory=dict)
+    step: int = -1
+    earlier: int = 0
+    gradients: Mapping[str, str] = field(default_factory=dict)
+
+    def pair(self, difference: Difference) -> Pair | None:
+        """The two values of a tensor of floats that differ in their bits; None for any other difference."""
+        name = difference.key.role, difference.key.fqn
+        one, other = self.expected.get(name), self.observed.get(name)
+        if difference.kind != "bits" or name[0] not in ALIKE_ROLES or one is None or other is None:
+            return None
+        alike = (one.dtype, one.shape) == (other.dtype, other.shape) and one.dtype in FLOATS
+        return Pair(name, one, other, self.before.get(name)) if alike else None

@@ -1,0 +1,178 @@
+"""Whether every gradient, or every change, is off by one factor: in all tensors, in some, or in each rank's rows.
+
+What a step changes is the gradient's share of it. SGD changes a parameter by a multiple of the gradient. A moment that
+decays by a setting of its param group gives the gradient back, whatever it was before: of Adam's `exp_avg`, which
+becomes `beta1 * m + (1 - beta1) * g`, the gradient is `(m' - beta1 * m) / (1 - beta1)`. So a gradient that is half of
+what it should be shows at any step, though Adam divides its size out of the parameters.
+
+*Verifies*: that one factor fits all elements up to `NEAR` of the largest of their tensor, and that there are enough of
+them for chance not to do so. *Does not verify*: what scales.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardproof.diff import as_numbers
+from shardproof.observe.logical import Value
+from shardproof.trainer.every_mesh import Name
+from shardproof.trainer.pairs import Between, Pair
+
+Floats = npt.NDArray[np.float64]
+Change = tuple[Floats, Floats]
+"""What should have changed, and what did, each in the tensor's shape."""
+
+CHANGED = ("exp_avg", "momentum", "param")
+"""Roles whose changes are a gradient's share, the one that is closest to the gradient first."""
+
+NEAR = 2.0**-9
+"""How near to one factor a change must be, as a share of the largest one, and how far from 1 the factor."""
+
+SIZABLE, ENOUGH = 2.0**-4, 4
+"""So many elements of a change must be of this share of the largest one or more: of smaller ones `NEAR` says little."""
+
+_DECAYS = {
+    "exp_avg": re.compile(r"(.*\bgroup\d+)\.betas$"),
+    "momentum": re.compile(r"(.*\bgroup\d+)\.momentum$"),
+}
+"""Role of a moment → the setting that says by what it decays in a step; of `betas` the first number."""
+
+_NUMBER = re.compile(r"float ([-+.\de]+)")
+
+PER_TENSOR = 2
+"""With more factors than that among tensors, nobody would see what they have in common."""
+
+
+def scaled(pairs: Sequence[Pair], between: Between) -> str:
+    """A sentence about one factor; empty where none fits."""
+    role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
+    decays = _decays(role, between.settings)
+    of_role = [pair for pair in pairs if pair.name[0] == role]
+    changes = {pair.name[1]: _change(pair, decays.get(pair.name[1], 1.0)) for pair in of_role}
+    what = "gradient that the optimizer was given" if changes.keys() <= decays.keys() else f"change of {role}"
+    every = [name for kind, name in between.expected if kind == role]
+    factor = _factor([*changes.values()])
+    if factor is not None and abs(factor - 1) > NEAR:
+        return _of_all(what, factor, [*changes], every, between)
+    return _of_ranks_rows(what, [*changes.values()], between) or _of_tensors(what, changes, every, between)
+
+
+def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str], between: Between) -> str:
+    """The sentence for the same factor in every tensor with wrong values."""
+    told, when = f"Every {what} is {factor:.4g} times what it should be", _when(between)
+    right = [name for name in every if name not in wrong]
+    if right:
+        which = f"in {len(wrong)} of {len(every)} tensors{in_common(wrong, right)}, and right in the others{when}"
+        return f"{told}, {which}: look at what scales the loss or the gradients that reach these tensors alone."
+    look_at = OF_THE_STEP if when else _by_ranks(factor, between.ranks) or WHOLE
+    return f"{told}, in all tensors alike{when}: {look_at}"
+
+
+def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> str:
+    """One factor in the rows of each rank."""
+    parts = [[(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks)) for a, b in changes]
+             for rank in range(between.ranks)]  # fmt: skip
+    each = [_factor(part) for part in parts]
+    known = [factor for factor in each if factor is not None]
+    if len(known) < between.ranks or between.ranks < 2 or max(known) - min(known) <= NEAR:
+        return ""
+    told = ", ".join(f"{factor:.4g} times in those of rank {rank}" for rank, factor in enumerate(known))
+    return f"Every {what} is off by one factor in the rows that a rank has: {told}. {OF_EACH}"
+
+
+def _of_tensors(what: str, changes: Mapping[str, Change], every: Sequence[str], between: Between) -> str:
+    """The sentence for two groups of tensors, each with a factor of its own."""
+    groups: list[list[str]] = []
+    for name in changes:
+        group = next((group for group in groups if _factor([changes[one] for one in (*group, name)]) is not None), None)
+        if group is not None:
+            group.append(name)
+        else:
+            groups.append([name])
+    factors = [_factor([changes[name] for name in group]) for group in groups]
+    if len(groups) != PER_TENSOR or None in factors or len(changes) < len(every):
+        return ""
+    (few, one), (most, other) = sorted(zip(groups, factors, strict=True), key=lambda each: len(each[0]))
+    which = f"in {len(few)} of {len(every)} tensors{in_common(few, most)}"
+    return (
+        f"Every {what} is {one:.4g} times what it should be {which}, and {other:.4g} times in the others"
+        f"{_when(between)}: look at what scales the loss or the gradients that reach the one and not the others."
+    )
+
+
+def in_common(names: Sequence[str], others: Sequence[str]) -> str:
+    """In brackets, what names have in common and no other has: a last word, or a module; or else the names."""
+    last = {name.rpartition(".")[2] for name in names}
+    first = {name.partition(".")[0] for name in names}
+    if len(last) == 1 and len(names) > 1 and not any(name.rpartition(".")[2] in last for name in others):
+        return f" (all that are called {min(last)})"
+    if len(first) == 1 and len(names) > 1 and not any(name.partition(".")[0] in first for name in others):
+        return f" (all of {min(first)})"
+    return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+
+
+def _when(between: Between) -> str:
+    """The step, where the steps before it show no difference."""
+    return f", at step {between.step} and at none before it" if between.step >= 0 and between.earlier else ""
+
+
+WHOLE = (
+    "look at what scales gradients as a whole, such as the norm that they are clipped by, a loss scale, or the number "
+    "that their sum is divided by."
+)
+OF_THE_STEP = (
+    "look at the number that a sum of gradients is divided by, and at what this step has and those before it have not, "
+    "such as fewer micro-batches at the end of an epoch; or at a norm that they are clipped by in this step alone."
+)
+OF_EACH = "Look at what each rank scales gradients by, such as a norm to which not all ranks have added their share."
+
+
+def _by_ranks(factor: float, ranks: int) -> str:
+    """Where to look if a factor on all changes is the number of ranks, or one divided by that number."""
+    if ranks < 2 or min(abs(factor / ranks - 1), abs(factor * ranks - 1)) > NEAR:
+        return ""
+    often = "as many as there are ranks" if factor > 1 else "one by the number of ranks"
+    return f"{often}. Look at what adds up over the ranks and what divides by their number, and how often each is done."
+
+
+def _decays(role: str, settings: Mapping[Name, Value]) -> dict[str, float]:
+    """Parameter → by what its moment decays in a step, of those whose param group says so."""
+    found: dict[str, float] = {}
+    for (kind, name), value in settings.items():
+        group = _DECAYS[role].fullmatch(name) if role in _DECAYS and kind == "setting" else None
+        number = _NUMBER.search(value.data.decode()) if group else None
+        if group and number:
+            names = settings.get((kind, f"{group[1]}.params"))
+            found |= dict.fromkeys(names.data.decode().split("\n") if names else (), float(number[1]))
+    return found
+
+
+def _change(pair: Pair, decay: float) -> Change:
+    """What should have changed, and what did, beside what a step keeps of the value before it."""
+    shape = pair.expected.shape or (1,)
+    one, other = (as_numbers(value).astype(np.float64).reshape(shape) for value in (pair.expected, pair.observed))
+    if pair.before is None or pair.before.shape != pair.expected.shape:
+        return one, other
+    start = decay * as_numbers(pair.before).astype(np.float64).reshape(shape)
+    return one - start, other - start
+
+
+def _rows(change: Floats, rank: int, ranks: int) -> Floats:
+    """The rows that FSDP2 gives a rank: dim 0 in equal parts, of which the last ones are shorter or empty."""
+    size = -(-len(change) // ranks)
+    return change[rank * size : (rank + 1) * size]
+
+
+def _factor(changes: Sequence[Change]) -> float | None:
+    """The factor between the expected changes and the observed ones; None where no single number fits them all."""
+    wanted, got = (np.concatenate([change[side].reshape(-1) for change in changes]) for side in (0, 1))
+    if not (np.isfinite(wanted).all() and np.isfinite(got).all()) or not wanted.any():
+        return None
+    factor = float(wanted @ got / (wanted @ wanted))
+    sizable = sum(np.count_nonzero(np.abs(one) >= SIZABLE * np.abs(one).max()) for one, _ in changes if one.any())
+    near = all((np.abs(b - factor * a) <= NEAR * np.abs(b).max()).all() for a, b in changes if b.size)
+    return factor if factor and near and sizable >= ENOUGH else None

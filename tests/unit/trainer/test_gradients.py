@@ -1,0 +1,69 @@
+"""What an optimizer has of each parameter when it steps, as it is seen in one process and read again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from shardproof.observe.logical import Value
+from shardproof.trainer.gradients import (
+    OfParameters,
+    are_frozen,
+    gradients_by_op,
+    has_master,
+    stepped_frozen,
+    why_still,
+)
+from shardproof.trainer.rank.found import State
+from shardproof.trainer.rank.gradients import Gradients
+from torch import nn
+
+
+def seen(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> OfParameters:
+    watch, state = Gradients(), State({"model": model, "optimizer": optimizer}, 0, 1)
+    with watch.watched():
+        for _ in range(steps):
+            optimizer.step()
+    optimizer.step()  # which nobody looks at
+    return gradients_by_op([watch.record(3, 0, state.parameters, state.frozen)])[3]
+
+
+def test_every_kind_of_gradient_is_told() -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in ("a", "b", "c", "d", "e", "f")})
+    for name, gradient in {"b": 0.0, "c": 1.0, "d": torch.nan, "e": 1.0}.items():
+        model[name].grad = torch.full((2,), gradient)
+    for name in ("e", "f"):
+        model[name].requires_grad_(False)
+    found = seen(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    assert found == {"a": "none", "b": "zeros", "c": "gradient", "d": "not finite", "e": "stepped although frozen",
+                     "f": "frozen"}  # fmt: skip
+    assert stepped_frozen(found) == ["e"]
+    assert are_frozen(["e", "f"], found)
+    assert not are_frozen(["a", "f"], found)
+    assert why_still(["a"], found).startswith("no gradient arrives")
+    assert why_still(["a", "b"], found) == ""
+
+
+def test_gradients_without_autograd_are_the_trainers_own() -> None:
+    assert stepped_frozen({"a": "stepped although frozen", "b": "frozen"}) == []
+
+
+def test_the_rank_that_has_most_counts() -> None:
+    watch = Gradients()
+    records = [watch.record(0, rank, {}, set()) for rank in range(2)]
+    records = [
+        record._replace(data=data)
+        for record, data in zip(records, (b'{"a": "zeros"}', b'{"a": "gradient"}'), strict=True)
+    ]
+    assert gradients_by_op(records) == {0: {"a": "gradient"}}
+
+
+@pytest.mark.parametrize(
+    ("seen", "scale", "told"), [({}, 1.0, True), ({"master": "gradient"}, 1.0, False), ({}, 2.0, False)]
+)
+def test_a_frozen_parameter_may_have_a_master_that_is_stepped(seen: OfParameters, scale: float, *, told: bool) -> None:
+    """A copy in bf16 of a parameter of a module is no such thing: whoever syncs it does so on purpose."""
+    master = torch.randn(6, generator=torch.Generator().manual_seed(0))
+    half = (scale * master).bfloat16().view(torch.int16).numpy().tobytes()
+    values = {("param", "w"): Value("bf16", (6,), half), ("setting", "group0.params"): Value("utf8", (6,), b"master"),
+              ("param", "master"): Value("fp32", (6,), master.numpy().tobytes())}  # fmt: skip
+    assert has_master("w", values, seen) is told

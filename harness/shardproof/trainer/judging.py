@@ -147,7 +147,8 @@ class Judging:
         found = diff(left, logical(observed), (), (LAZY_STATE,))
         session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
         before = self._by_op.get(op - 1, {}) if op > session.ops[0].index else {}
-        self.between = Between(expected, observed, before, session.ops[0].mesh.world)
+        loads = any(each.index == op and each.kind == "load" for each in session.ops)
+        self.between = Between(expected, observed, before, session.ops[0].mesh.world, loaded=loads)
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:

@@ -49,9 +49,9 @@ STEPS_ALONE = (WHOLE, TWICE, ALIKE)
 FIRST, SECOND, AGAIN = 0, 1, 2
 """Numbers of checkpoints: of the uninterrupted session, of its repetition, and of what is saved again after a load."""
 
-NOTE, TOLD, TIED, CALLS = NO_STATE = ("note", "told", "tied", "calls")
+NOTE, TOLD, TIED, CALLS, PLAIN = NO_STATE = ("note", "told", "tied", "calls", "plain")
 """Roles of what ranks say beside the state, which is no state: sentences for the reader, and what the twin needs, both
-of rank 0; whether two names are one parameter; and what modules came to in a step."""
+of rank 0; whether two names are one parameter; what modules came to in a step; and plain numbers, of rank 0."""
 
 ONE, TWO, NOT_HERE = "one", "two", "not here"
 """What a rank has under two names that must be one parameter; `not here` where it has not both of them."""

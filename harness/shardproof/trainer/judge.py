@@ -66,6 +66,7 @@ from shardproof.trainer.notes import (
     nothing_trains_later,
     of_each_rank,
 )
+from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.rounding import FLOATS, PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -263,7 +264,22 @@ class Judge(Judging):
         unseen = self.idle | self.seeded_anew
         notes = [idle(unseen)] if unseen else []
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
+        behind = self._left_behind(resumed, load)
+        notes += [numbers_left_behind(behind)] if behind else []
         self.add(RESUMED, found, sentence, notes)
+
+    def _left_behind(self, resumed: Session, load: int) -> list[str]:
+        """Plain numbers that the resumed run has not; none where no moment of the load or no second run was seen."""
+        twice, build, save = self.named(TWICE), self.whole.first("build"), self.whole.first("save")
+        if twice is None or load < 0 or not {build, save, load} <= self.plain.keys():
+            return []
+        again = self.plain.get(twice.first("save"), {})
+        steps = [
+            (self.plain.get(one, {}), self.plain.get(other, {})) for one, other in self.in_turn(resumed, self.whole)
+        ]
+        found = left_behind(self.plain[build], self.plain[save], again, self.plain[load], steps)
+        compared = {key.fqn for key in self.observed}
+        return [name for name in found if name not in compared]
 
     @property
     def _earlier(self) -> list[tuple[str, At]]:

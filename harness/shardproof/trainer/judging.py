@@ -22,6 +22,7 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.mechanism import Between, mechanism
 from shardproof.trainer.observed import records_of
+from shardproof.trainer.plain import Numbers, numbers_by_op
 from shardproof.trainer.rounding import At, rounded
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
@@ -34,6 +35,7 @@ class Judging:
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
+    plain: operation → the plain numbers on rank 0 after it.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -48,6 +50,7 @@ class Judging:
     directory: Path
     ties: Mapping[tuple[str, int], set[str]]
     calls: Mapping[int, OfRanks]
+    plain: Mapping[int, Numbers]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -73,7 +76,7 @@ class Judging:
                 ties.setdefault((record.fqn, record.op), set()).add(record.data.decode())
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]), ties, calls_by_op(records),
+            failures, Path(request["directory"]), ties, calls_by_op(records), numbers_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

@@ -400,6 +400,7 @@ def _called(role: str, name: str) -> str:
 
 
 def first_of(found: Sequence[Difference]) -> str:
+    """The first value that differs, with what it is and what it should be."""
     one = found[0]
     what = _value(one)
     if one.kind in ("missing", "extra"):
@@ -434,4 +435,5 @@ def _number(shown: str) -> str:
 
 
 def at(op: Op) -> str:
+    """The operation in words, such as `step 1`."""
     return f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"

@@ -57,7 +57,12 @@ class Archive:
         self._used: dict[str, Extent] = {}
         roots = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise bad(f"{self.origin}: zip archive", f"{len(roots)} entries named */data.pkl", "one, as torch.save writes it", FORM)
+            raise bad(
+                f"{self.origin}: zip archive",
+                f"{len(roots)} entries named */data.pkl",
+                "one, as torch.save writes it",
+                FORM,
+            )
         self._root = roots[0].removesuffix("data.pkl")
         order = self._small("byteorder", 16) if f"{self._root}byteorder" in self._entries else b"little"
         if order != b"little":

@@ -237,6 +237,11 @@ def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:
         head = contents.files.read(file, 0, min(8, contents.files.size(file)))
         given = f"a file that begins with {head.hex(' ')}" if head else "an empty file"
         if file.name == distributed.METADATA:
-            raise bad(f"{file}: kind of file", "the index of a folder", "the folder itself", f"shardproof diff {file.parent} …")
+            raise bad(
+                f"{file}: kind of file",
+                "the index of a folder",
+                "the folder itself",
+                f"shardproof diff {file.parent} …",
+            )
         raise unfamiliar(f"{file}: kind of file", given, _ALLOWED, FORM)
     return kind

@@ -94,7 +94,7 @@ class Patterns:
         """`(mechanism, sentence)`; empty texts if nothing explains all elements that differ.
 
         Args:
-            total: elements of the tensor. counts: it is a counter, such as an optimizer's `step`, whose two values have a
+            total: elements of the tensor. counts: it is a counter, such as an optimizer's `step`, whose values have a
                 distance and no factor.
         """
         if counts and total == self.count == 1 and self.float and all(one.is_integer() for one in self.first):

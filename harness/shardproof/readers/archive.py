@@ -58,7 +58,9 @@ class Archive:
         self._entries = self._index()
         roots = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise bad(f"{origin}: zip archive", f"{len(roots)} entries named */data.pkl", "one, as torch.save writes it", FORM)
+            raise bad(
+                f"{origin}: zip archive", f"{len(roots)} entries named */data.pkl", "one, as torch.save writes it", FORM
+            )
         self._root = roots[0].removesuffix("data.pkl")
         order = self._read("byteorder") if f"{self._root}byteorder" in self._entries else b"little"
         if order != b"little":

@@ -48,6 +48,11 @@ MOST_NAMES = 8
 
 HANG_S = 60
 
+EMULATED = (
+    "its ranks ran on an emulated GPU, which a script without shardproof has not; a failure that `--device cuda` finds "
+    "on a real one has a script"
+)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -90,6 +95,8 @@ def draft(case: FailureCase) -> Draft:
     trainer = _trainer(scenario.system)
     if scenario.faults:
         raise NoExportError.because(result, "its failure is a planted fault")
+    if trainer.emulates and scenario.device == "cpu":
+        raise NoExportError.because(result, EMULATED)
     shown = _shown(result, sessions, trainer, whole=case.whole)
     modules = _modules(trainer, result)
     values = _values(trainer, values_of(trainer, scenario))

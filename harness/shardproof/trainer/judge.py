@@ -34,6 +34,7 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
+from shardproof.trainer.after_load import Loaded, of_resumed, of_used
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
@@ -69,6 +70,7 @@ from shardproof.trainer.notes import (
     of_each_rank,
     rounding,
 )
+from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -282,11 +284,35 @@ class Judge(Judging):
             found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load)
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
-        sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
+        around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load)
+        sentence = of_resumed(found, around, after_load=at_load)
         unseen = self.idle | self.seeded_anew
         notes = [idle(unseen)] if unseen else []
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
+        behind = self._left_behind(resumed, load)
+        notes += [numbers_left_behind(behind)] if behind else []
         self.add(RESUMED, found, sentence, notes)
+
+    def _left_behind(self, resumed: Session, load: int) -> list[str]:
+        """Plain numbers that the resumed run has not; none where no moment of the load or no second run was seen."""
+        twice, build, save = self.named(TWICE), self.whole.first("build"), self.whole.first("save")
+        if twice is None or load < 0 or not {build, save, load} <= self.plain.keys():
+            return []
+        again = self.plain.get(twice.first("save"), {})
+        steps = [
+            (self.plain.get(one, {}), self.plain.get(other, {})) for one, other in self.in_turn(resumed, self.whole)
+        ]
+        found = left_behind(self.plain[build], self.plain[save], again, self.plain[load], steps)
+        compared = {key.fqn for key in self.observed}
+        return [name for name in found if name not in compared]
+
+    @property
+    def _earlier(self) -> list[tuple[str, At]]:
+        """The moments of the uninterrupted run before the last one that a checkpoint has, the latest first."""
+        ops = [
+            op for op in self.whole.ops if op.index < self.step(self.whole, self.before - 1) and op.index in self._by_op
+        ]
+        return [(f"after {wording.at(op)}", self.at(op.index)) for op in reversed(ops)]
 
     @property
     def _free_at_load(self) -> set[tuple[str, str]]:
@@ -316,9 +342,10 @@ class Judge(Judging):
         if RESUMED in self.failures:
             return
         load = self.loaded(used)
-        found = self.compare(self.at(self.loaded(resumed)), self.at(load), load, self._free_at_load)
+        right = self.at(self.loaded(resumed))
+        found = self.compare(right, self.at(load), load, self._free_at_load)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
-        self.add(USED, found, wording.of_used(found))
+        self.add(USED, found, of_used(found, self.at(load - 1), right, self.at(load)))
 
     def _again(self) -> None:
         resumed = self.named(RESUMED)

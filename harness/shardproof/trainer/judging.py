@@ -25,6 +25,7 @@ from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
+from shardproof.trainer.plain import Numbers, numbers_by_op
 from shardproof.trainer.rounding import At, rounded
 from shardproof.trainer.shared import Names, shared_by_op
 from shardproof.trainer.twin import Told
@@ -40,6 +41,7 @@ class Judging:
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
     gradients: operation → what optimizers had of each parameter in it.
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
+    plain: operation → the plain numbers on rank 0 after it.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -56,6 +58,7 @@ class Judging:
     calls: Mapping[int, OfRanks]
     gradients: Mapping[int, OfParameters]
     shared: Mapping[int, set[Names]]
+    plain: Mapping[int, Numbers]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -82,7 +85,7 @@ class Judging:
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records),
-            gradients_by_op(records), shared_by_op(records),
+            gradients_by_op(records), shared_by_op(records), numbers_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -159,8 +162,9 @@ class Judging:
         settings = {name: value for name, value in self._by_op.get(op, {}).items() if name[0] == SETTING}
         steps = [one for one in session.ops if one.kind == "step" and one.index <= op]
         step = steps[-1].iteration if steps and steps[-1].index == op else -1
+        loads = any(each.index == op and each.kind == "load" for each in session.ops)
         self.between = Between(expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step,
-                               earlier=len(steps) - 1, gradients=self.gradients.get(op, {}))  # fmt: skip
+                               earlier=len(steps) - 1, gradients=self.gradients.get(op, {}), loaded=loads)  # fmt: skip
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:

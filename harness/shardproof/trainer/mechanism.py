@@ -3,7 +3,7 @@
 A trainer has no contract, so that none of the rules for systems can ask what the right value is made of. But an arm has
 two values of everything, and some mistakes can be read off them:
 
-    unwritten    a schedule holds the right learning rate, and the optimizer another one
+    unwritten    a schedule holds the right learning rate, and the optimizer another one, as the schedule's first
     drawn        a generator of torch has another seed, or another place in its stream
     still        parameters do not move that should, or move that should not
     rearranged   the same elements in another order: parts of a tensor that were put together wrongly
@@ -43,7 +43,9 @@ HALVES = ("bf16", "fp16")
 
 def mechanism(found: Sequence[Difference], between: Between) -> str:
     """A sentence about what may have made all of these differences; empty where nothing is recognised."""
-    told = of_streams(found, between.expected, between.observed) or of_rates(found, between.observed)
+    before = between.before if between.loaded else {}
+    told = of_streams(found, between.expected, between.observed)
+    told = told or of_rates(found, between.expected, between.observed, before)
     return _measured(told or _made(found, between), between)
 
 

@@ -25,7 +25,7 @@ class Pair:
 class Between:
     """Two moments that were compared.
 
-    * before: what there was before both. ranks: how many ranks the arm has.
+    * before: what there was before both. ranks: how many ranks the arm has. loaded: whether a load is between.
     * against: what the expected moment is of, such as `offload=none`, where nobody knows which of the two is right.
     * settings: of param groups, after the operation.
     * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
@@ -42,6 +42,7 @@ class Between:
     step: int = -1
     earlier: int = 0
     gradients: Mapping[str, str] = field(default_factory=dict)
+    loaded: bool = False
 
     def pair(self, difference: Difference) -> Pair | None:
         """The two values of a tensor of floats that differ in their bits; None for any other difference."""

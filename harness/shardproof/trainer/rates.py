@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isclose
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import Name
+from shardproof.trainer.every_mesh import BESIDE, Name
 
 ZERO = {b"float 0.0", b"int 0"}
 """Rates that let nothing move."""
@@ -20,17 +21,61 @@ def rates_in(values: Mapping[Name, Value]) -> set[bytes]:
     return {value.data for (role, name), value in values.items() if role == "setting" and _GROUP.search(name)}
 
 
-def of_rates(found: Sequence[Difference], observed: Mapping[Name, Value]) -> str:
-    """A sentence about a rate that a schedule has right, and the optimizer has not; empty where there is none."""
+def of_rates(
+    found: Sequence[Difference], expected: Mapping[Name, Value], observed: Mapping[Name, Value],
+    before: Mapping[Name, Value],
+) -> str:  # fmt: skip
+    """A sentence about a rate that a schedule has right, and the optimizer has not; empty where there is none.
+
+    Args:
+        before: what there was before the load, if the difference is one of a load; nothing of any other.
+    """
     for difference in found:
         group = _GROUP.search(difference.key.fqn) if difference.key.role == "setting" else None
         wanted = difference.expected_first[1:-1] if group else ""
         if group and wanted.encode() in _held(observed, group[1]):
-            return (
-                f"The schedule holds the right rate, {wanted.rpartition(' ')[2]}, and the optimizer has another one: a "
-                "schedule's `load_state_dict` writes none into the optimizer, which has to load its own state too."
-            )
+            name = (difference.key.role, difference.key.fqn)
+            told = f"The schedule holds the right rate, {wanted.rpartition(' ')[2]}, and the optimizer has another one"
+            written = name in before and before[name] != observed.get(name)
+            if written or (name in before and _is_loaded(expected, observed, before)):
+                seen = "the load wrote it" if written else "the load restored the optimizer's moments all the same"
+                return f"{told}{_first_rate(name, observed)}: {seen}. {BUILT_LATER}"
+            return f"{told}: {NOT_WRITTEN}"
     return ""
+
+
+NOT_WRITTEN = "a schedule's `load_state_dict` writes none into the optimizer, which has to load its own state too."
+BUILT_LATER = (
+    "This fits a schedule that is built after the optimizer was loaded: it sets its first rate, and its own "
+    "`load_state_dict` writes none. Build it before the optimizer is loaded."
+)
+
+
+def _is_loaded(expected: Mapping[Name, Value], observed: Mapping[Name, Value], before: Mapping[Name, Value]) -> bool:
+    """Whether the load gave the optimizer moments, which only its own state has."""
+    moments = {name for name in expected if name[0] in BESIDE}
+    return any(expected[name] == observed.get(name) != before.get(name) for name in moments)
+
+
+def _first_rate(name: Name, observed: Mapping[Name, Value]) -> str:
+    """Of which numbers a rate is the product, as the first rate of a schedule that begins with a factor is."""
+    initial, rate = (_number(observed.get((name[0], f"{name[1][:-2]}{key}"))) for key in ("initial_lr", "lr"))
+    if not initial or not rate:
+        return ""
+    if initial == rate:
+        return f", which is its initial_lr, {initial}"
+    factors = ((key[1], _number(value)) for key, value in observed.items() if key[0] == "scheduler")
+    for key, factor in factors:
+        if factor and isclose(rate, factor * initial, rel_tol=1e-9):
+            return f", {rate} = {factor} · {initial}, which is {key.rpartition('.')[2]} times initial_lr"
+    return ""
+
+
+def _number(value: Value | None) -> float:
+    """A number that is recorded as a line of type and value; 0 for anything else."""
+    text = value.data.decode() if value is not None and value.dtype == "utf8" else ""
+    kind, _, number = text.partition(" ")
+    return float(number) if kind == "float" else 0.0
 
 
 def _held(observed: Mapping[Name, Value], group: str) -> set[bytes]:

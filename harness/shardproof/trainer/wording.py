@@ -84,7 +84,7 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     """Pieces that do not make a whole, with the arm and the operation after which they are first seen."""
     first = min(problems, key=lambda problem: (problem.key.op, problem.key.role != "param"))
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
-    told = "".join(f", in {name} after {_at(op)}" for name, op in where)
+    told = "".join(f", in {name} after {at(op)}" for name, op in where)
     others = len({problem.key[2:] for problem in problems}) - 1
     more = f", and {others} more value{'s' * (others > 1)}" if others else ""
     named = first.key.role == EXTRA_STATE
@@ -105,7 +105,7 @@ def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tu
     apart = "of different values" if first != second else "of the same values so far"
     more = f" The same holds of {len(names) - 1} more." if len(names) > 1 else ""
     return (
-        f"After {_at(op)} in {session.name}, {one} and {other} are two parameters {apart}; `tied` says that they are "
+        f"After {at(op)} in {session.name}, {one} and {other} are two parameters {apart}; `tied` says that they are "
         "one. Each is stepped with its own gradient, and a checkpoint that holds one of them does not fill the "
         f"other.{more}"
     )
@@ -140,7 +140,7 @@ OF_EVERY_RANK = (
 def of_unsteady(found: Sequence[Difference], op: Op, why: str) -> str:
     """What is not deterministic, with the likely reason."""
     return (
-        f"The trainer is not deterministic: two runs with the same seed differ after {_at(op)} in {_what(found)}; "
+        f"The trainer is not deterministic: two runs with the same seed differ after {at(op)} in {listed(found)}; "
         f"{why}. Nothing else is claimed of what differs."
     )
 
@@ -166,7 +166,7 @@ def of_twin(found: Sequence[Difference]) -> str:
         return ""
     return (
         f"torch's optimizer on whole tensors, with the mean of the ranks' gradients, comes to other values: "
-        f"{_differ(found)}. {_first(found)} Where the trainer clips, scales or accumulates gradients, call "
+        f"{differ(found)}. {first_of(found)} Where the trainer clips, scales or accumulates gradients, call "
         "self.probe with twin=False."
     )
 
@@ -181,58 +181,14 @@ def of_saving(found: Sequence[Difference], *, at_once: bool) -> str:
             f"Saving changed {first.key.role} {first.key.fqn} from {_number(first.expected_first)} to "
             f"{_number(first.observed_first)}."
         )
-    return f"A run that saves goes on differently from one that does not: {_differ(found)}."
+    return f"A run that saves goes on differently from one that does not: {differ(found)}."
 
 
 def of_cut(found: Sequence[Difference]) -> str:
     """A run that was to stop early, and did other things before."""
     return (
-        f"The run that stops early is not the beginning of the longer one: {_differ(found)}. Does a schedule "
+        f"The run that stops early is not the beginning of the longer one: {differ(found)}. Does a schedule "
         "depend on `until`?"
-    )
-
-
-def of_resumed(
-    found: Sequence[Difference], before: Mapping[tuple[str, str], Value], after: Mapping[tuple[str, str], Value], *,
-    after_load: bool,
-) -> str:  # fmt: skip
-    """What a resumed run has lost. before, after: what the trainer holds right before the load and right after it."""
-    if not found:
-        return ""
-    lost = {d.key.role for d in found if d.kind == "missing"} & set(BESIDE)
-    kept = {role for role, _ in after} & set(BESIDE)
-    if after_load and lost and not kept:
-        what = ", ".join(sorted({_state_name(d) for d in found if d.key.role in lost}))
-        return (
-            f"After the resume the optimizer starts again at step 1: `load` restored no optimizer state ({what} of "
-            f"{len({_parameter(d) for d in found if d.key.role in lost})} parameters are missing)."
-        )
-    keys = {(d.key.role, d.key.fqn) for d in found}
-    if after_load and all(key in before and before[key] == after.get(key) for key in keys):
-        again = next((text for role, text in STARTS_AGAIN.items() if {d.key.role for d in found} == {role}), "")
-        restored = f"`load` does not restore {_what(found)}; what is there is a fresh trainer's."
-        return f"{again}: {restored} {_first(found)}" if again else f"{restored} {_first(found)}"
-    unseen = not after  # a trainer with fit is observed after steps alone
-    step = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
-    when = "Right after the load" if after_load else step
-    return f"{when} {_differ(found)} from the run that went on without a break. {_first(found)}"
-
-
-STARTS_AGAIN = {
-    "scheduler": "The learning-rate schedule starts again from the beginning",
-    "scaler": "The loss scale starts again from its first value",
-    "rng": "Random numbers are drawn from the state of a fresh process",
-}
-"""Role of what a load leaves as it is → what that means to a run, where nothing else is wrong."""
-
-
-def of_used(found: Sequence[Difference]) -> str:
-    """What a load into a trainer that has stepped leaves behind."""
-    return (
-        f"A trainer that has stepped before it loads is left with something of its own: {_differ(found)} from a "
-        f"fresh one that loads. {_first(found)}"
-        if found
-        else ""
     )
 
 
@@ -241,9 +197,9 @@ def of_mesh(found: Sequence[Difference], mesh: str, *, at_load: bool) -> str:
     if not found:
         return ""
     if at_load:
-        return f"Loaded on mesh {mesh}, {_differ(found)} from what was saved. {_first(found)}"
+        return f"Loaded on mesh {mesh}, {differ(found)} from what was saved. {first_of(found)}"
     what = "steps come to other values than on the mesh that saved"
-    return f"After a load on mesh {mesh}, {what}: {_differ(found)}. {_first(found)}"
+    return f"After a load on mesh {mesh}, {what}: {differ(found)}. {first_of(found)}"
 
 
 def of_written(held: Written) -> str:
@@ -281,7 +237,7 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     loser = "checkpoint" if wins == "run" else "run"
     if not found:
         return ""
-    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_differ(found)}. {_first(found)}"
+    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {differ(found)}. {first_of(found)}"
 
 
 def of_alike(found: Sequence[Difference], first: str, own: str, share: float, most: str = "") -> str:
@@ -296,7 +252,7 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float, mo
     taken = f"; what counts as rounding is {most}" if most else ""
     told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far{taken}."
     axis = first.partition("=")[0]
-    what = f"{axis} must not matter, but {first} and {own} come to different values: {_differ(found)}."
+    what = f"{axis} must not matter, but {first} and {own} come to different values: {differ(found)}."
     return f"{what} {_of_each(found[0], first, own)}{told} Which of the two is right, this arm cannot tell."
 
 
@@ -306,7 +262,7 @@ def _of_each(one: Difference, first: str, own: str) -> str:
         there, absent = (first, own) if one.kind == "missing" else (own, first)
         return f"{_value(one)} is there with {there}, and not with {absent}."
     if one.kind != "bits":
-        return f"With {own}, {_first([one])}"
+        return f"With {own}, {first_of([one])}"
     sides = f"{_number(one.expected_first)} with {first} and {_number(one.observed_first)} with {own}"
     where = " in its first element that differs" if one.total > 1 else ""
     return f"{_value(one)} is {sides}{where}."
@@ -350,14 +306,14 @@ def of_again(found: Sequence[EntryDifference]) -> str:
     return f"What is saved right after a load is not what was loaded: {found[0].name} {AGAIN[found[0].kind]}{more}."
 
 
-def _what(found: Sequence[Difference]) -> str:
+def listed(found: Sequence[Difference]) -> str:
     """The values that differ, grouped by role as `_named` groups names."""
     return _named((one.key.role, one.key.fqn) for one in found)
 
 
-def _differ(found: Sequence[Difference]) -> str:
+def differ(found: Sequence[Difference]) -> str:
     """The values that differ, with the verb."""
-    return f"{_what(found)} differ{'s' * (len({d.key[2:] for d in found}) == 1)}"
+    return f"{listed(found)} differ{'s' * (len({d.key[2:] for d in found}) == 1)}"
 
 
 def _named(keys: Iterable[tuple[str, str]]) -> str:
@@ -401,7 +357,8 @@ def _called(role: str, name: str) -> str:
     return name if role == EXTRA_STATE or name.startswith(f"{role}.") else f"{role} of {name}"
 
 
-def _first(found: Sequence[Difference]) -> str:
+def first_of(found: Sequence[Difference]) -> str:
+    """The first value that differs, with what it is and what it should be."""
     one = found[0]
     what = _value(one)
     if one.kind in ("missing", "extra"):
@@ -435,14 +392,6 @@ def _number(shown: str) -> str:
     return shown.split(" ", 1)[0] if shown else "nothing"
 
 
-def _at(op: Op) -> str:
+def at(op: Op) -> str:
+    """The operation in words, such as `step 1`."""
     return f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
-
-
-def _parameter(difference: Difference) -> str:
-    name = difference.key.fqn
-    return name.rpartition(".")[0] if difference.key.role == "state" else name
-
-
-def _state_name(difference: Difference) -> str:
-    return difference.key.fqn.rpartition(".")[2] if difference.key.role == "state" else difference.key.role

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from shardproof.layout import Box
+from hypothesis import given
+from hypothesis import strategies as st
+from shardproof.layout import Box, chunk
 from shardproof.observe.assemble import assemble
+from shardproof.observe.record import Record
+from shardproof.trainer.observed import placed
+from shardproof.trainer.rank.boxes import Sharding
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.optimizers import Optimizer
 from shardproof.trainer.rank.pieces import (
@@ -20,6 +26,7 @@ from shardproof.trainer.rank.pieces import (
     raw,
     records_beside,
     records_of,
+    uneven,
     whole_tensor,
 )
 
@@ -104,3 +111,38 @@ def test_arrays() -> None:
     objects: np.ndarray[Any, Any] = np.array([object()])
     with pytest.raises(Unreadable, match="objects"):
         list(array_records(At(0, 0), "extra_state", "a", objects))
+
+
+def of_rank(rank: int, lengths: Sequence[int], rows: int) -> list[Record]:
+    """The record of a rank's rows of a tensor of `rows` × 2, as a DTensor tells it: even parts by rule, if it can."""
+    start, even = chunk(rows, len(lengths), rank)
+    begin, length = sum(lengths[:rank]), lengths[rank]
+    rule, local = Box((start, 0), (even, 2)), torch.arange(2.0 * begin, 2.0 * (begin + length)).reshape(length, 2)
+    box = rule if even == length else uneven(rule, [Sharding(0, len(lengths), rank)], (length, 2), (rows, 2))
+    assert box is not None
+    return list(records_of(At(1, rank), "param", Held(local, (Cut(("w",), (rows, 2), box, Box((0, 0), box.size)),))))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any))
+def test_parts_that_are_cut_unevenly_make_one_tensor(lengths: list[int]) -> None:
+    """Each begins where the one of the rank before it ends, also where some lie as even parts would."""
+    rows = sum(lengths)
+    records = [record for rank in range(len(lengths)) for record in of_rank(rank, lengths, rows)]
+    logical, problems = assemble(placed(reversed(records)))
+    assert not problems
+    assert [(key.fqn, value.shape) for key, value in logical.items()] == [("w", (rows, 2))]
+    (value,) = logical.values()
+    assert np.frombuffer(value.data, np.float32).tolist() == list(range(2 * rows))
+
+
+def test_parts_that_are_too_short_together_are_each_ranks_own() -> None:
+    logical, problems = assemble(placed([*of_rank(0, [3, 1], 5), *of_rank(1, [3, 1], 5)]))
+    assert not problems
+    assert [(key.fqn, value.shape) for key, value in logical.items()] == [("rank0.w", (3, 2)), ("rank1.w", (1, 2))]
+
+
+def test_a_part_that_is_cut_in_another_dim_has_no_place() -> None:
+    rule, sharding = Box((0, 0), (4, 2)), Sharding(0, 2, 0)
+    assert uneven(rule, [sharding], (5, 1), (8, 2)) is None
+    assert uneven(rule, [sharding], (10,), (8, 2)) is None
+    assert uneven(rule, [sharding, Sharding(1, 2, 0)], (5, 2), (8, 2)) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
+from shardproof.trainer.every_mesh import Name
 from shardproof.trainer.rates import ZERO, of_rates, rates_in
 
 
@@ -31,10 +32,44 @@ OBSERVED = {
 )
 def test_a_rate_that_only_the_schedule_holds(role: str, name: str, expected: str, told: bool) -> None:
     difference = Difference(Key(3, "live", role, name), "bits", expected_first=expected, observed_first="'float 1.0'")
-    assert ("holds the right rate, 0.1," in of_rates([difference], OBSERVED)) is told
+    assert ("holds the right rate, 0.1," in of_rates([difference], {}, OBSERVED, {})) is told
 
 
 def test_rates_are_those_of_groups() -> None:
     assert rates_in(OBSERVED) == {b"float 1.0", b"float 0.0"}
     assert not rates_in({("buffer", "group0.lr"): line("int 0")})
     assert rates_in(OBSERVED) & ZERO
+
+
+RATE, MOMENT = ("setting", "group0.lr"), ("exp_avg", "w")
+
+
+@pytest.mark.parametrize(
+    ("before", "written"),
+    [
+        ({RATE: line("float 1.0")}, False),
+        ({RATE: line("float 10.0")}, True),
+        ({RATE: line("float 1.0"), MOMENT: line("bytes a")}, True),
+    ],
+    ids=["as-before", "another-than-before", "the-moments-are-loaded"],
+)
+def test_a_rate_that_was_written_after_the_optimizer_was_loaded(before: dict[Name, Value], written: bool) -> None:
+    """A schedule that is built behind the load of the optimizer sets its first rate."""
+    difference = Difference(Key(3, "live", *RATE), "bits", expected_first="'float 0.1'", observed_first="'float 1.0'")
+    moments = {MOMENT: line("bytes b")} if MOMENT in before else {}
+    told = of_rates([difference], moments, OBSERVED | moments, before)
+    assert ("built after the optimizer was loaded" in told) is written
+    assert ("which has to load its own state too" in told) is not written
+
+
+@pytest.mark.parametrize(
+    ("initial", "told"),
+    [("float 10.0", "1.0 = 0.1 · 10.0, which is start_factor times initial_lr:"), ("float 1.0", "its initial_lr, 1.0:"),
+     ("float 7.0", "another one: the load wrote it."), ("int 10", "another one: the load wrote it.")],
+)  # fmt: skip
+def test_the_first_rate_of_a_schedule_is_told_by_its_factor(initial: str, told: str) -> None:
+    difference = Difference(Key(3, "live", *RATE), "bits", expected_first="'float 0.1'", observed_first="'float 1.0'")
+    more = {("setting", "group0.initial_lr"): line(initial), ("scheduler", "s.start_factor"): line("float 0.1")}
+    observed = {key: value for key, value in OBSERVED.items() if not key[1].endswith(".0")} | more
+    held = {("scheduler", "s._last_lr.0"): line("float 0.1")}
+    assert told in of_rates([difference], {}, observed | held, {RATE: line("float 10.0")})

@@ -304,3 +304,9 @@ def test_a_model_of_the_probe_is_part_of_the_script(tmp_path: Path) -> None:
     assert '"up": {"weight": (' in found.draft.beside["stand_in.py"]
     outcome = run(tmp_path / "repro.py", here.path, (Path(here.site),))
     assert (outcome.status, outcome.said) == (0, "expected equal bits, and observed them in 4 values\n")
+
+
+def test_a_failure_on_an_emulated_gpu_is_refused(tmp_path: Path) -> None:
+    scenario = scenario_of(registered(tmp_path, "emulates = 'cuda'", STEPWISE), {})
+    with pytest.raises(NoExportError, match="ran on an emulated GPU, which a script without shardproof has not"):
+        written(mismatch(scenario, "resumed", at(scenario, "resumed", "load")), None)

@@ -12,6 +12,7 @@ from shardproof.program import Op
 from shardproof.result import Failure
 from shardproof.scenario import Mesh
 from shardproof.trainer import wording
+from shardproof.trainer.after_load import Loaded, of_resumed
 from shardproof.trainer.arms import WHOLE, Session
 from shardproof.trainer.described import described
 from shardproof.trainer.every_mesh import of_both
@@ -96,7 +97,8 @@ def missing_schedule(*keys: tuple[str, str]) -> str:
     found = [Difference(Key(7, "live", *key), "bits", total=1, mismatched=1, expected_first="'float 0.006'",
                         observed_first="'float 0.002'") for key in keys]  # fmt: skip
     kept = dict.fromkeys(keys, Value("utf8", (1,), b"0"))
-    return wording.of_resumed(found, kept, kept, after_load=True)
+    saved = {("param", "restored"): Value("utf8", (1,), b"1")}
+    return of_resumed(found, Loaded(saved, kept, kept | saved), after_load=True)
 
 
 def test_a_schedule_that_starts_again_is_told_in_plain_english() -> None:

@@ -29,7 +29,19 @@ from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, SHARED, TIED, TOLD, TWICE, WHOLE, trainer_of
+from shardproof.trainer.arms import (
+    ALIKE,
+    ALTERED,
+    NOTE,
+    OTHER,
+    PLAIN,
+    SHARED,
+    TIED,
+    TOLD,
+    TWICE,
+    WHOLE,
+    trainer_of,
+)  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.calls import Calls
@@ -37,6 +49,7 @@ from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.loading import values
+from shardproof.trainer.rank.plain import numbers_of
 
 
 class Rank:
@@ -217,6 +230,9 @@ class Rank:
         for number, text in enumerate(told):
             data = text.encode()
             yield whole(op, 0, NOTE, str(number), "utf8", (len(data),), data)
+        if state is not None:
+            data = json.dumps(numbers_of(self.trainer, self.state)).encode()
+            yield whole(op, 0, PLAIN, "", "utf8", (len(data),), data)
         if self.probes and state is not None:
             models = [(probe.spec.name, str(probe.scenario.dtype)) for probe in self.probes]
             optimizers = [optimizer.told() for optimizer in state.optimizers]

@@ -3,7 +3,8 @@
 A tensor tells its place by its kind:
 
 * a plain tensor is whole;
-* a DTensor is the boxes that its placements, shape and mesh coordinate come to (`boxes`);
+* a DTensor is the boxes that its placements, shape and mesh coordinate come to (`boxes`); where a library has cut it
+  unevenly, each part begins where that of the rank before it ends, which is known once all ranks' parts are there;
 * a ShardedTensor is the boxes of its local shards, as its metadata says;
 * a parameter of FSDP1, or one that ZeRO-3 has taken apart, is an interval of the flattened original (`modules` reads
   the library's own tables);
@@ -33,6 +34,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from shardproof.layout import Box
 from shardproof.observe.record import LIVE, NUMPY_NAME, Record
+from shardproof.trainer.observed import in_turn
 from shardproof.trainer.rank.boxes import Sharding, cuts_of
 
 DTYPE_NAME: dict[torch.dtype, str] = {
@@ -127,7 +129,8 @@ def held(tensor: torch.Tensor, names: tuple[str, ...], *, own: bool = False) -> 
 
 def _of_dtensor(tensor: DTensor, names: tuple[str, ...]) -> Held:
     """A DTensor's local tensor with its boxes. Where the local tensor has not the shape that the placements come to, as
-    of `DTensor.from_local` with uneven parts, it is recorded as the rank's own."""
+    of `DTensor.from_local` with uneven parts, its place is known once the parts of all ranks are (`uneven`). One that
+    is cut by several mesh dims is recorded as the rank's own then."""
     mesh, shape, local = tensor.device_mesh, tuple(tensor.shape), tensor._local_tensor
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -145,8 +148,26 @@ def _of_dtensor(tensor: DTensor, names: tuple[str, ...]) -> Held:
         shardings.append(Sharding(dim % len(shape), mesh.size(mesh_dim), coordinate[mesh_dim], factor))
     cuts = tuple(Cut(names, shape, box, window) for box, window in cuts_of(shape, shardings))
     if sum(cut.box.volume for cut in cuts) != local.numel():
-        return whole_tensor(local, names, own=True)
+        box = uneven(cuts[0].box, shardings, tuple(local.shape), shape) if mesh.size() == shardings[0].parts else None
+        if box is None:
+            return whole_tensor(local, names, own=True)
+        cuts = (Cut(names, shape, box, Box((0,) * local.dim(), box.size)),)
     return Held(local, cuts)
+
+
+def uneven(rule: Box, shardings: Sequence[Sharding], local: tuple[int, ...], shape: tuple[int, ...]) -> Box | None:
+    """The box of a local tensor that is longer or shorter in the dim of its one sharding than it should be: with the
+    order of the parts in the place of the start, which `observed.placed` puts there. None where it is no such part.
+
+    Args:
+        rule: the box that the placements come to. shape: of the logical tensor.
+    """
+    dims = {sharding.dim for sharding in shardings}
+    if len(shardings) != 1 or len(local) != len(shape):
+        return None
+    if any(one != other for dim, (one, other) in enumerate(zip(local, shape, strict=True)) if dim not in dims):
+        return None
+    return Box(tuple(in_turn(start) if dim in dims else 0 for dim, start in enumerate(rule.start)), local)
 
 
 def _of_sharded_tensor(tensor: ShardedTensor, names: tuple[str, ...]) -> Iterator[Held]:

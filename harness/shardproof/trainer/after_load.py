@@ -1,0 +1,162 @@
+"""What the arms `resumed` and `used` say of a load after which a trainer has another state than the one that was saved.
+
+Beside the two values of what differs there is what the trainer held before the load, and what the run held at earlier
+moments. So it can be told what a wrong value is:
+
+    a fresh trainer's    what the load left as it was
+    older                what the run that saved had some steps before the save
+    added up             a count to which the load added the one that was saved, where it should have replaced it
+
+Wrong parameters come first, since nothing else weighs as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from shardproof.diff import Difference
+from shardproof.trainer.every_mesh import BESIDE, Name, Values
+from shardproof.trainer.wording import differ, first_of, listed
+
+STARTS_AGAIN = {
+    "scheduler": "The learning-rate schedule starts again from the beginning",
+    "scaler": "The loss scale starts again from its first value",
+    "rng": "Random numbers are drawn from the state of a fresh process",
+}
+"""Role of what a load leaves as it is → what that means to a run, where nothing else is wrong."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The moments around a load.
+
+    * saved: what should be there. before, after: what the trainer holds right before the load and right after it.
+    * earlier: what the run that saved held before the save, the latest moment first, with words for the moment.
+    * free: what may be anything right after a load.
+    """
+
+    saved: Values
+    before: Values
+    after: Values
+    earlier: Sequence[tuple[str, Values]] = ()
+    free: Collection[Name] = field(default_factory=set)
+
+    def left_alone(self, found: Sequence[Difference]) -> bool:
+        """Whether all of these values, or their absence, are what they were before the load."""
+        return all(self.before.get(name) == self.after.get(name) for name in _names(found))
+
+    def restores_nothing(self, found: Sequence[Difference]) -> bool:
+        """Whether parameters, and all else that a load should change, are as they were before it."""
+        every = {*self.saved, *self.before} - {*self.free}
+        due = {name for name in every if self.saved.get(name) != self.before.get(name)}
+        restored = any(self.after.get(name) == self.saved.get(name) for name in due)
+        return self.left_alone(found) and not restored and any(one.key.role == "param" for one in found)
+
+    def moment_of(self, found: Sequence[Difference]) -> str:
+        """The latest moment before the save at which the run had all of these values; empty where there is none."""
+        return next(
+            (moment for moment, values in self.earlier
+             if all(values.get(name) == self.after.get(name) for name in _names(found))),
+            "",
+        )  # fmt: skip
+
+
+def of_resumed(found: Sequence[Difference], loaded: Loaded, *, after_load: bool) -> str:
+    """What a resumed run has lost. after_load: whether it differs right after the load already."""
+    if not found:
+        return ""
+    if not after_load:
+        unseen = not loaded.after  # a trainer with fit is observed after steps alone
+        when = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
+        return f"{when} {differ(found)} from the run that went on without a break. {first_of(found)}"
+    found = sorted(found, key=lambda one: one.key.role != "param")
+    if loaded.restores_nothing(found):
+        what = f"Right after the load everything that `load` should restore is a fresh trainer's: {_in_order(found)}."
+        return f"{what} {first_of(found)}"
+    kept = {role for role, _ in loaded.after} & set(BESIDE)
+    lost = [] if kept else [one for one in found if one.kind == "missing" and one.key.role in BESIDE]
+    others = [one for one in found if one not in lost]
+    told = [_lost(lost)] if lost else []
+    if others:
+        told.insert(0 if others[0].key.role == "param" else len(told), _wrong(others, loaded))
+    return " ".join(told)
+
+
+def _lost(lost: Sequence[Difference]) -> str:
+    """All state of the optimizer is missing."""
+    what, params = ", ".join(sorted({_state_name(one) for one in lost})), sorted({_parameter(one) for one in lost})
+    whose = f"{len(params)} parameters" if len(params) > 1 else params[0]
+    return (
+        f"After the resume the optimizer starts again at step 1: `load` restored no optimizer state ({what} of {whose} "
+        f"{'are' if len(lost) > 1 else 'is'} missing)."
+    )
+
+
+def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
+    """What is wrong right after a load, and what it is instead."""
+    if loaded.left_alone(found):
+        again = next((text for role, text in STARTS_AGAIN.items() if {one.key.role for one in found} == {role}), "")
+        restored = f"`load` does not restore {_in_order(found)}; what is there is a fresh trainer's."
+        return f"{again}: {restored} {first_of(found)}" if again else f"{restored} {first_of(found)}"
+    if moment := loaded.moment_of(found):
+        be = "is" if len(_names(found)) == 1 else "are"
+        older = f"`load` gives an older state: {_in_order(found)} {be} what the run had {moment}, before the save."
+        return f"{older} {first_of(found)}"
+    differs = "differs" if len(_names(found)) == 1 else "differ"
+    what = f"Right after the load {_in_order(found)} {differs} from the run that went on without a break."
+    return f"{what} {first_of(found)}"
+
+
+def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Values) -> str:
+    """What a load into a trainer that has stepped leaves behind.
+
+    Args:
+        had, after: what it held right before the load and right after it. saved: what a fresh trainer has loaded.
+    """
+    if not found:
+        return ""
+    told = (
+        f"A trainer that has stepped before it loads is left with something of its own: {differ(found)} from a "
+        f"fresh one that loads. {first_of(found)}"
+    )
+    added = next(filter(None, (_added(name, had, saved, after) for name in _names(found))), "")
+    return f"{told} {added}" if added else told
+
+
+def _added(name: Name, had: Values, saved: Values, after: Values) -> str:
+    """That a count is the sum of what was there and what was loaded; empty where it is not."""
+    there, loaded, comes_to = (_count(name, values) for values in (had, saved, after))
+    if not there or not loaded or comes_to != there + loaded:
+        return ""
+    return (
+        f"{name[1]} is {comes_to} = {there} + {loaded}: the load adds the count that was saved to the one that "
+        "was there already, in place of setting it, so that it is right in a fresh trainer alone."
+    )
+
+
+def _count(name: Name, values: Values) -> int | None:
+    """A whole number that is recorded as a line of type and value, such as `int 3`."""
+    value = values.get(name)
+    text = value.data.decode() if value is not None and value.dtype == "utf8" else ""
+    kind, _, number = text.partition(" ")
+    return int(number) if kind == "int" and number.isdecimal() else None
+
+
+def _in_order(found: Sequence[Difference]) -> str:
+    """The values that differ, parameters by themselves and first."""
+    parts = [[one for one in found if (one.key.role == "param") == first] for first in (True, False)]
+    return ", ".join(listed(part) for part in parts if part)
+
+
+def _names(found: Sequence[Difference]) -> list[Name]:
+    return list(dict.fromkeys((one.key.role, one.key.fqn) for one in found))
+
+
+def _parameter(difference: Difference) -> str:
+    name = difference.key.fqn
+    return name.rpartition(".")[0] if difference.key.role == "state" else name
+
+
+def _state_name(difference: Difference) -> str:
+    return difference.key.fqn.rpartition(".")[2] if difference.key.role == "state" else difference.key.role

@@ -1,0 +1,49 @@
+"""Which plain numbers on a trainer no load brings back, by what rank 0 had after each operation.
+
+A metric, a best score or a count of samples is often a plain attribute, which no arm compares, since most of these are
+none of a checkpoint's business. What looks like one that is: the steps made it, every run makes it alike, and the
+resumed run has it otherwise, after the load and after a step too.
+
+*Verifies*: those four. *Does not verify*: that anything ever reads the number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from shardproof.observe.record import Record
+from shardproof.trainer.arms import PLAIN
+
+Numbers = Mapping[str, str]
+"""Name → number, as its text."""
+
+
+def numbers_by_op(records: Iterable[Record]) -> dict[int, Numbers]:
+    """Operation → the plain numbers after it, on rank 0."""
+    return {record.op: json.loads(record.data) for record in records if record.role == PLAIN and record.rank == 0}
+
+
+def left_behind(
+    fresh: Numbers, saved: Numbers, again: Numbers, loaded: Numbers, steps: Iterable[tuple[Numbers, Numbers]]
+) -> list[str]:
+    """The names of numbers that no load brings back.
+
+    Args:
+        fresh, saved, again: after the build, at the save, and at the save of a second run. loaded: after the load.
+        steps: after each step that both have, of the run without a break and of the resumed one.
+    """
+    made = [name for name, number in saved.items() if number not in (fresh.get(name), loaded.get(name))]
+    later = list(steps)
+    return [name for name in made if again.get(name) == saved[name] and later
+            and all(one.get(name) != other.get(name) for one, other in later)]  # fmt: skip
+
+
+def numbers_left_behind(names: Iterable[str]) -> str:
+    """What is not compared, though it may be state."""
+    few = sorted(names)
+    told = ", ".join(few[:4]) + (f" and {len(few) - 4} more" if len(few) > 4 else "")
+    return (
+        f"not compared, since a plain number may be anything: {told}; the resumed run has not what the other run has, "
+        "and if that is state, such as a metric or a best score, give it in `state()`"
+    )

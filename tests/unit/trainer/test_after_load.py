@@ -1,0 +1,87 @@
+"""What is said of a load after which a trainer has another state: whose it is, what comes first, and what was added."""
+
+from __future__ import annotations
+
+import pytest
+from shardproof.diff import Difference
+from shardproof.observe.logical import Key, Value
+from shardproof.trainer.after_load import Loaded, of_resumed, of_used
+from shardproof.trainer.every_mesh import Name, Values
+
+PARAM, MOMENT, STEP, RATE = ("param", "w"), ("exp_avg", "w"), ("setting", "group0.step"), ("setting", "group0.lr")
+COUNT = ("scheduler", "scheduler.num_steps")
+
+
+def value(text: str) -> Value:
+    return Value("utf8", (len(text),), text.encode())
+
+
+def state(**texts: str) -> dict[Name, Value]:
+    names = {"param": PARAM, "moment": MOMENT, "step": STEP, "rate": RATE, "count": COUNT}
+    return {names[key]: value(text) for key, text in texts.items()}
+
+
+def told(saved: Values, before: Values, after: Values, *earlier: tuple[str, Values]) -> str:
+    """The sentence, from what should be there, what was there before the load, and what is after it."""
+    found = [
+        Difference(Key(7, "live", *name), "bits" if name in after and name in saved else "missing", total=1,
+                   expected_first=f"'{saved[name].data.decode()}'",
+                   observed_first=f"'{after[name].data.decode()}'" if name in after else "")
+        for name in sorted(saved) if after.get(name) != saved[name]
+    ]  # fmt: skip
+    return of_resumed(found, Loaded(saved, before, after, earlier), after_load=True)
+
+
+SAVED = state(param="float 3.0", moment="float 2.0", step="int 2")
+
+
+def test_a_load_that_restores_nothing_is_told_as_that() -> None:
+    fresh = state(param="float 0.5")
+    assert told(SAVED, fresh, fresh) == (
+        "Right after the load everything that `load` should restore is a fresh trainer's: param of w, exp_avg of w, "
+        "setting group0.step. param of w is 0.5, and should be 3.0."
+    )
+
+
+def test_wrong_parameters_come_before_an_optimizer_that_starts_again() -> None:
+    text = told(SAVED, state(param="float 0.5"), state(param="float 2.5", step="int 2"))
+    assert text.startswith("Right after the load param of w differs from the run that went on without a break.")
+    assert text.endswith("`load` restored no optimizer state (exp_avg of w is missing).")
+
+
+def test_a_rate_is_named_beside_an_optimizer_that_starts_again() -> None:
+    saved = state(param="float 3.0", moment="float 2.0", rate="float 0.1")
+    text = told(saved, state(param="float 0.5", rate="float 1.0"), state(param="float 3.0", rate="float 1.0"))
+    assert text.startswith("After the resume the optimizer starts again at step 1:")
+    assert text.endswith("`load` does not restore setting group0.lr; what is there is a fresh trainer's. "
+                         "setting group0.lr is 1.0, and should be 0.1.")  # fmt: skip
+
+
+def test_a_setting_that_is_missing_before_and_after_is_not_restored() -> None:
+    after = state(param="float 3.0", moment="float 2.0")
+    assert told(SAVED, state(param="float 0.5"), after) == (
+        "`load` does not restore setting group0.step; what is there is a fresh trainer's. setting group0.step is not "
+        "there."
+    )
+
+
+@pytest.mark.parametrize("moment", ["after step 0", "after `build`"])
+def test_an_older_state_is_told_with_its_moment(moment: str) -> None:
+    older = state(param="float 1.0", moment="float 1.5", step="int 1")
+    text = told(SAVED, state(param="float 0.5"), older, ("after step 1", state(param="float 9.0")), (moment, older))
+    assert text == (
+        f"`load` gives an older state: param of w, exp_avg of w, setting group0.step are what the run had {moment}, "
+        "before the save. param of w is 1.0, and should be 3.0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("had", "saved", "after", "added"),
+    [("int 1", "int 2", "int 3", True), ("int 1", "int 2", "int 1", False), ("int 0", "int 2", "int 4", False),
+     ("float 1", "float 2", "float 3", False)],
+)  # fmt: skip
+def test_a_count_to_which_a_load_adds(had: str, saved: str, after: str, added: bool) -> None:
+    difference = Difference(Key(7, "live", *COUNT), "bits", expected_first=f"'{saved}'", observed_first=f"'{after}'")
+    text = of_used([difference], state(count=had), state(count=saved), state(count=after))
+    assert ("scheduler.num_steps is 3 = 1 + 2: the load adds" in text) is added
+    assert not of_used([], {}, {}, {})

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,16 +115,21 @@ def cured_copy(copy: Path, paths: Sequence[Path], name: str, text: str) -> None:
 def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> ScriptOutcome:
     """Run a command in a session of its own, and kill the whole process group when the time limit is reached."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("SHARDPROOF_", "PYTHON"))}
-    started = subprocess.Popen(
-        command, cwd=folder, env={**own, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        said, errors = started.communicate(timeout=LIMIT_S)
-        status = started.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
-        said, errors = started.communicate()
-        status = -1
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        started = subprocess.Popen(
+            command, cwd=folder, env={**own, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment},
+            stdin=subprocess.DEVNULL, stdout=said, stderr=errors, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = started.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            status = -1
+        with suppress(ProcessLookupError):  # what it started may live on, as the manager of a writer's queue does
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        texts = []
+        for file in (said, errors):
+            file.seek(0)
+            texts.append(file.read())
     own_paths = f"{folder}{os.sep}"  # a reader has no use for where we ran it
-    return ScriptOutcome(status, said.replace(own_paths, ""), errors[-4000:].replace(own_paths, ""))
+    return ScriptOutcome(status, texts[0].replace(own_paths, ""), texts[1][-4000:].replace(own_paths, ""))

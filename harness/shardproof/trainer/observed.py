@@ -53,7 +53,7 @@ def _key(record: Record) -> tuple[object, ...]:
 
 
 def _in_order(parts: list[Record], dim: int) -> Iterator[tuple[Record, Record]]:
-    """Each part of a tensor with what it becomes."""
+    """The parts of one tensor, and for each the record with a start that takes its place."""
     ordered = sorted(parts, key=lambda part: (_turn(part.start[dim]), part.rank))
     fits = sum(part.size[dim] for part in parts) == parts[0].shape[dim]
     position = 0

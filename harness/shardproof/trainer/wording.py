@@ -358,7 +358,7 @@ def _called(role: str, name: str) -> str:
 
 
 def first_of(found: Sequence[Difference]) -> str:
-    """The first value that differs, with what it is and what it should be."""
+    """A sentence about the first difference: the name of the value, the observed number and the expected one."""
     one = found[0]
     what = _value(one)
     if one.kind in ("missing", "extra"):

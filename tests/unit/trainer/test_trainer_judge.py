@@ -158,8 +158,8 @@ def test_an_optimizer_that_is_not_restored_starts_again_at_step_1(folder: Path) 
 
     sentence = failed(judged(folder, fault))["resumed"]
     assert sentence == (
-        "After the resume the optimizer starts again at step 1: `load` restored no optimizer state (exp_avg, step of 1 "
-        "parameters are missing)."
+        "After the resume the optimizer starts again at step 1: `load` restored no optimizer state (exp_avg, step of w "
+        "are missing)."
     )
 
 

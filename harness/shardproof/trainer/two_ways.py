@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shardproof.diff import Difference
 from shardproof.observe.settings import SETTING
+from shardproof.program import Op
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
@@ -22,6 +23,9 @@ from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_round
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
+
+PRESENCE = ("missing", "extra")
+"""Kinds of difference of what one side alone has."""
 
 
 def altered(judging: Judging, session: Session) -> None:
@@ -62,7 +66,7 @@ def alike(judging: Judging, session: Session) -> None:
     exactly, half = promise == BITS, promise == ROUNDING_BF16
     start: At = {}
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
-    farthest, apart = 0.0, (-1, -1)
+    farthest, apart, absent = 0.0, (-1, -1), list[Op]()
     moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
     for op in session.ops:
         if op.kind == "fit" or wrong:
@@ -72,9 +76,18 @@ def alike(judging: Judging, session: Session) -> None:
         drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
         half = half or (computes_in_half(both.one) and computes_in_half(both.other))
-        wrong, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
-        wrong, farthest = (found if exactly else wrong), max(farthest, share)
+        beyond, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
+        wrong, farthest = (
+            sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE),
+            max(farthest, share),
+        )
         apart = op.index, moments[op.kind, op.iteration]
+        if wrong and wrong[0].kind in PRESENCE:  # what is in one way only may hide values that differ later
+            absent, wrong = [*absent, op], []
+    if absent and not wrong:
+        apart = absent[0].index, moments[absent[0].kind, absent[0].iteration]
+        both = of_both(judging.at(apart[0]), judging.at(apart[1]))
+        wrong = judging.compare(both.one, both.other, apart[0])
     left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
     notes += [rounding(farthest, half=half)] if farthest and not wrong else []

@@ -575,6 +575,17 @@ def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> No
     assert "param of w is there with way=b, and not with way=a. Which of the two is right, this arm cannot" in sentence
 
 
+def test_what_only_one_way_has_hides_no_value_that_differs_later(folder: Path) -> None:
+    def fault(session: Session, op: Op, state: State) -> None:
+        if session.name == "alike way":
+            state["param", "x"] = np.ones(3, np.float32)
+            if op.kind == "step" and op.iteration == 2:
+                state[PARAM] = plus(state[PARAM])
+
+    _, sentence, _ = alike(folder, "rounding", fault)
+    assert "come to different values: param of w and x differ. param of w is" in sentence
+
+
 def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
     verdict, sentence, notes = alike(folder, "rounding", only("alike way", "step", PARAM, an_ulp, 2))
     assert (verdict, sentence, len(notes)) == ("pass", "", 1)

@@ -115,6 +115,12 @@ def of_both(one: Values, other: Values) -> Both:
     return Both(one, other, left_out, settings, drawn)
 
 
+def without_rank(name: str) -> str:
+    """A name without the rank that a value is recorded for."""
+    owned = _OWNED.fullmatch(name)
+    return owned.group(1) if owned else name
+
+
 def _on_every_rank(values: Values) -> dict[Name, Value]:
     """Tensors of the trainer's own, such as a list of losses, that every rank has for itself and all have alike."""
     found: dict[Name, set[Value]] = {}

@@ -9,7 +9,7 @@ from shardproof.diff import as_numbers, numpy_dtype
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import GRADIENTS
-from shardproof.trainer.every_mesh import Values
+from shardproof.trainer.every_mesh import Values, without_rank
 from shardproof.trainer.rounding import HALVES, PARAMS
 
 NONE, ZEROS, NOT_FINITE, GRADIENT = "none", "zeros", "not finite", "gradient"
@@ -58,14 +58,17 @@ def has_master(name: str, values: Values, seen: OfParameters) -> bool:
     """Whether a parameter in bf16 or fp16 is what one in fp32 rounds to that an optimizer steps and no module has.
 
     Args:
-        values: after the step, under the names of every mesh. seen: has the parameters of modules that a step saw.
+        values: after the step. seen: has the parameters of modules that a step saw.
     """
     own = values.get((PARAMS, name))
     if own is None or own.dtype not in HALVES:
         return False
     groups = (value for (role, key), value in values.items() if role == SETTING and key.endswith(".params"))
     masters = {one for value in groups for one in value.data.decode().split("\n") if one not in seen}
-    wide = [values[PARAMS, one] for one in masters if (PARAMS, one) in values and values[PARAMS, one].dtype == "fp32"]
+    wide = [
+        value for (role, key), value in values.items()
+        if role == PARAMS and value.dtype == "fp32" and without_rank(key) in masters
+    ]  # fmt: skip
     dtype = numpy_dtype(own.dtype)
     return any(len(own.data) * 2 == len(one.data) and as_numbers(one).astype(dtype).tobytes() == own.data
                for one in wide)  # fmt: skip

@@ -200,7 +200,7 @@ class Judge(Judging):
             frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
             moved = {key[1] for key in frozen if key in before and before[key] != after.get(key)}
             stepped = sorted(moved & {*stepped_frozen(seen)})
-            copied = [name for name in sorted(moved) if has_master(name, of_every_mesh(after)[0], seen)]
+            copied = [name for name in sorted(moved) if has_master(name, after, seen)]
             if stepped or copied:
                 self.differences += [not_frozen(name, op.index) for name in stepped or copied]
                 told = frozen_is_stepped(stepped or copied, op.iteration, copies=not stepped)

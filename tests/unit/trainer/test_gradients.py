@@ -65,5 +65,5 @@ def test_a_frozen_parameter_may_have_a_master_that_is_stepped(seen: OfParameters
     master = torch.randn(6, generator=torch.Generator().manual_seed(0))
     half = (scale * master).bfloat16().view(torch.int16).numpy().tobytes()
     values = {("param", "w"): Value("bf16", (6,), half), ("setting", "group0.params"): Value("utf8", (6,), b"master"),
-              ("param", "master"): Value("fp32", (6,), master.numpy().tobytes())}  # fmt: skip
+              ("param", "rank0.master"): Value("fp32", (6,), master.numpy().tobytes())}  # fmt: skip
     assert has_master("w", values, seen) is told

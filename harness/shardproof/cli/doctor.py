@@ -175,7 +175,7 @@ def _releases(info: System, declared: Package, ranks: Interpreter) -> list[str]:
         lines += [f"{'':<9}the oldest that users still run (@oldest): {release.users}"] if release.users else []
         lines += [f"{'':<9}refuses: {reason}" for reason in refused[release.version]]
         if outside := release.outside(ranks.installed):
-            lines.append(f"{'':<9}never supported by upstream: {'; '.join(outside)}")
+            lines.append(f"{'':<9}outside what upstream supports or tested: {'; '.join(outside)}")
     return lines
 
 

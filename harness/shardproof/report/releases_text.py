@@ -46,7 +46,7 @@ def render_sweep(sweep: Sweep, width: int = 120, colour: bool = False) -> str:
     pairs = dict.fromkeys(pair for result in results for pair in result.outside_support)
     for pair in pairs:
         releases = [result.version for result in results if pair in result.outside_support]
-        below.append(f"never supported by upstream: {pair} ({names(releases)})")
+        below.append(f"outside what upstream supports or tested: {pair} ({names(releases)})")
     if sweep.interrupted:
         below.append("interrupted: the other releases were not tried")
     return _drawn(f"{sweep.scenario}\n", table, below, width, colour)

@@ -125,7 +125,7 @@ def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
     if result.not_exercised:
         lines.append(f"  not exercised: {'; '.join(result.not_exercised)}")
     if result.outside_support:
-        lines.append(f"  never supported by upstream: {'; '.join(result.outside_support)}")
+        lines.append(f"  outside what upstream supports or tested: {'; '.join(result.outside_support)}")
     if result.cured or result.not_cured:
         lines.append(f"  {cures_line(result)}")
     if result.standing:
@@ -157,7 +157,7 @@ def _heading(report: Report) -> str:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
     for release, pairs in report.outside_support:
         remedy = "; `--torch VERSION` gives it one that was" if re.search(r"\btorch \d", pairs) else ""
-        lines.append(f"{release}, never supported by upstream: {pairs}{remedy}")
+        lines.append(f"{release}, outside what upstream supports or tested: {pairs}{remedy}")
     lines += [f"{release}: {told}" for release, told in report.cured_in_lines(NAMED_CURES)]
     return "\n".join(lines)
 

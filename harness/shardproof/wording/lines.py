@@ -42,9 +42,9 @@ def folded(text: str) -> str:
 
 
 def unsupported_pair(result: Result) -> str:
-    """With what upstream never supported the release of a failure, in a sentence; empty where there is nothing."""
+    """What beside the release of a failure upstream does not say that it works with, in a sentence; empty if nothing."""
     pairs = " and ".join(pair.partition(":")[0] for pair in result.outside_support)
-    return f"Upstream has never supported {pairs} with this release" if pairs and result.verdict.is_failure else ""
+    return f"Upstream does not say that it works with {pairs}" if pairs and result.verdict.is_failure else ""
 
 
 def brief(result: Result) -> str:

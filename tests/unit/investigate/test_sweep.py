@@ -135,7 +135,7 @@ def test_the_table_of_a_sweep() -> None:
         "2.0      crash        ErrorF: broken               1.0\n\n"
         "emulated: CUDA\n"
         "not exercised: overlap\n"
-        "never supported by upstream: torch 9: upstream tested with 2 (1.0)\n"
+        "outside what upstream supports or tested: torch 9: upstream tested with 2 (1.0)\n"
     )
     assert "\x1b[" in render_sweep(found, colour=True)
 

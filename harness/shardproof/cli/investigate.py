@@ -56,7 +56,7 @@ def shrink(
     from shardproof.laboratory.laboratory import Laboratory
     from shardproof.report.progress import NowAndThen
     from shardproof.report.publish import publish, write_json
-    from shardproof.report.text import render_result, wants_colour
+    from shardproof.report.text import render_result, scenario_file, wants_colour
 
     modules = load_plugins(plugins)
     preflight.require_interpreter(python)
@@ -76,7 +76,7 @@ def shrink(
     print(f"shrunk from: {scenario}\n{found.tried} scenarios tried; {ended}")
     write_json(json_file, {**found.result.to_json(), "tried": found.tried, "complete": found.complete})
     if toml is not None:
-        publish(toml, f"# Written by shardproof shrink\n{found.result.scenario.to_toml(found.result.signature)}")
+        publish(toml, scenario_file(found.result, "Written by shardproof shrink"))
     return ExitStatus.FAILURE
 
 
@@ -120,7 +120,7 @@ def explore(
     from shardproof.investigate.explore import Explorer, report_of, require_hypothesis, simplest, status_of, to_json
     from shardproof.laboratory.laboratory import Laboratory
     from shardproof.report.publish import publish, write_json
-    from shardproof.report.text import render_brief, wants_colour
+    from shardproof.report.text import render_brief, scenario_file, wants_colour
 
     modules = load_plugins(plugins)
     require_hypothesis()
@@ -140,8 +140,7 @@ def explore(
         results = [simplest(result, laboratory, explorer.left_s) for result in found.failures.values()]
     for result in results:
         file = arguments.writable_folder(out) / f"explored-{result.id}.toml"
-        origin = f"# Found by shardproof explore {system} --seed {seed}"
-        publish(file, f"{origin}\n{result.scenario.to_toml(result.signature)}")
+        publish(file, scenario_file(result, f"Found by shardproof explore {system} --seed {seed}"))
         print(render_brief(result, wants_colour(sys.stdout, os.environ)))
         print(f"  replay: {arguments.run_again(str(file))}\n")
     print(report_of(system, found, seed))

@@ -99,6 +99,11 @@ def verdict_line(result: Result, colour: bool) -> str:
     return f"{paint(result.verdict.value, _COLOURS[result.verdict])}  {result.system} {result.version}  {result.id}"
 
 
+def scenario_file(result: Result, origin: str) -> str:
+    """A result's scenario as a TOML file, with what went wrong as its title. origin: what wrote it."""
+    return f"# {origin}\n{result.scenario.to_toml(title(result))}"
+
+
 def plainly(result: Result) -> list[str]:
     """What went wrong in plain words, as an indented line; nothing of what did not go wrong."""
     return [f"  {title(result)}"] if result.verdict.is_failure else []

@@ -42,7 +42,7 @@ def folded(text: str) -> str:
 
 
 def unsupported_pair(result: Result) -> str:
-    """What beside the release of a failure upstream does not say that it works with, in a sentence; empty if nothing."""
+    """What upstream does not say that the release of a failure works with, in a sentence; empty if it is nothing."""
     pairs = " and ".join(pair.partition(":")[0] for pair in result.outside_support)
     return f"Upstream does not say that it works with {pairs}" if pairs and result.verdict.is_failure else ""
 

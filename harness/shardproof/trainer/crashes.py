@@ -24,6 +24,12 @@ _OURS = f"{Path(__file__).parents[1]}/"
 _STANDARD = re.compile(r"/lib/python\d[.\d]*/(?!site-packages/)|/site-packages/(typing_extensions|decorator)\.py$|^<")
 """Files of Python's own library, and of packages whose decorators stand between a caller and what it calls."""
 
+_WRAPPER = re.compile(r"^_?(log_)?wrap|^inner$|^decorate_|^_call_impl$|^__call__$|^<")
+"""Functions that stand between a caller and what it calls."""
+
+MOST_CALLERS = 3
+"""So many functions of a library are named, the one that raised first."""
+
 _CAUSED = re.compile(r"^\s*The above exception was the direct cause of the following exception:\s*$", re.MULTILINE)
 _CHAINED = re.compile(r"^\s*During handling of the above exception, another exception occurred:\s*$", re.MULTILINE)
 _RAISED = re.compile(r"^(?:[\w.]+: .*|[A-Za-z_][\w.]*)$")
@@ -34,13 +40,18 @@ _OF_CPP = ("Exception raised from", "frame #", "C++ CapturedTraceback")
 
 
 def raised_by(error: Failure, trainer: Described) -> str:
-    """The innermost place of a library below the trainer's own in a traceback: torch calls what really raised, through
-    a hook or an autograd function, so that its own frames are the last resort."""
+    """The innermost places of a library below the trainer's own in a traceback: torch calls what really raised, through
+    a hook or an autograd function, so that its own frames are the last resort. What raises is often a wrapper, such as
+    that of a collective, and the mistake is with who called it."""
     frames = list(frames_of(error))
     own = [number for number, (path, _) in enumerate(frames) if path == str(trainer.file)]
     below = _telling(frames[own[-1] + 1 :] if own else [])
-    chosen = ([frame for frame in below if "/torch/" not in frame[0]] or below)[-1:]
-    return "".join(f", raised by {place.function} ({_line(path, place)})" for path, place in chosen)
+    chosen = list[tuple[str, Place]]()
+    for path, place in reversed([frame for frame in below if "/torch/" not in frame[0]] or below[-1:]):
+        if not _WRAPPER.search(place.function) and place.function not in {each.function for _, each in chosen}:
+            chosen.append((path, place))
+    told = [f"{place.function} ({_line(path, place)})" for path, place in chosen[:MOST_CALLERS]]
+    return f", raised by {', called by '.join(told)}" if told else ""
 
 
 def method_of(error: Failure, trainer: Described) -> str:

@@ -15,11 +15,14 @@ from shardproof.trainer.rounding import HALVES, PARAMS
 NONE, ZEROS, NOT_FINITE, GRADIENT = "none", "zeros", "not finite", "gradient"
 FROZEN, STEPPED_FROZEN = "frozen", "stepped although frozen"
 
-OfParameters = Mapping[str, str]
-"""Name of a parameter → one of the words above, of the rank that has most: a gradient of zeros on one of two ranks is
-none of zeros."""
+COPIES = ""
+"""The name for all that optimizers step and no module has, such as copies in fp32."""
 
-_LEAST_FIRST = (NONE, ZEROS, FROZEN, GRADIENT, STEPPED_FROZEN, NOT_FINITE)
+OfParameters = Mapping[str, str]
+"""Name of a parameter, or `COPIES` → one of the words above, of the rank that has most: a gradient of zeros on one of
+two ranks is none of zeros."""
+
+LEAST_FIRST = (NONE, ZEROS, FROZEN, GRADIENT, STEPPED_FROZEN, NOT_FINITE)
 
 _SUSPECTS = {
     NONE: "no gradient arrives (`.grad` is None when the optimizer steps)",
@@ -30,20 +33,37 @@ _SUSPECTS = {
 }
 
 
+_COPIED = {
+    NONE: "and no gradient arrives there (`.grad` is None), so look at what copies gradients to them",
+    ZEROS: "whose gradients are all zeros, so look at what copies gradients to them",
+    GRADIENT: "which have gradients other than zero, so look at what copies them back",
+    NOT_FINITE: "whose gradients are NaN or infinite, for which a loss scale skips a step",
+}
+
+
 def gradients_by_op(records: Iterable[Record]) -> Mapping[int, OfParameters]:
     """Operation → parameter → the kind of gradient in the steps of the operation."""
-    found: dict[int, dict[str, str]] = {}
+    found: dict[int, list[OfParameters]] = {}
     for record in records:
         if record.role == GRADIENTS:
-            of_op = found.setdefault(record.op, {})
-            for name, word in json.loads(record.data).items():
-                of_op[name] = max(of_op.get(name, word), word, key=_LEAST_FIRST.index)
+            found.setdefault(record.op, []).append(json.loads(record.data))
+    return {op: together(each) for op, each in found.items()}
+
+
+def together(every: Iterable[OfParameters]) -> OfParameters:
+    """What several ranks or steps had of each parameter."""
+    found: dict[str, str] = {}
+    for each in every:
+        for name, word in each.items():
+            found[name] = max(found.get(name, word), word, key=LEAST_FIRST.index)
     return found
 
 
 def why_still(names: Sequence[str], seen: OfParameters) -> str:
     """Why parameters do not move, by what optimizers had of them; empty where that is not one thing, or not known."""
     words = {seen.get(name, "") for name in names}
+    if words == {""} and seen.get(COPIES):
+        return f"the optimizer steps other tensors than these, {_COPIED[seen[COPIES]]}"
     return _SUSPECTS.get(min(words), "") if len(words) == 1 else ""
 
 
@@ -51,7 +71,7 @@ def stepped_frozen(seen: OfParameters) -> list[str]:
     """The frozen parameters that an optimizer steps. Where it steps no other, gradients are the trainer's own, such as
     those that are computed without autograd."""
     trained = any(word in (GRADIENT, ZEROS, NOT_FINITE) for word in seen.values())
-    return [name for name, word in seen.items() if word == STEPPED_FROZEN] if trained else []
+    return [name for name, word in seen.items() if name and word == STEPPED_FROZEN] if trained else []
 
 
 def has_master(name: str, values: Values, seen: OfParameters) -> bool:

@@ -54,7 +54,7 @@ from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import not_made_by_build, written
-from shardproof.trainer.gradients import are_frozen, has_master, stepped_frozen
+from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import is_wild
 from shardproof.trainer.notes import (
@@ -182,14 +182,19 @@ class Judge(Judging):
         if wrong := self._no_numbers(last):
             text = no_numbers(wrong)
         elif still and len(still) == params:
-            text = nothing_trains(len(steps))
+            text = nothing_trains(len(steps), last, why_still(still, self._all_seen(steps)))
         elif params and later and len(self._still(self.saved, last)) == params:
-            text = nothing_trains_later(len(later), last)
+            names = [key[1] for key in last if key[0] == PARAMS]
+            text = nothing_trains_later(len(later), last, why_still(names, self._all_seen(later)))
         else:
             notes = [*notes, *([never_moved(still, params)] if still else [])]
             self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+    def _all_seen(self, steps: list[int]) -> OfParameters:
+        """What optimizers had of each parameter in any of the steps."""
+        return together(self.gradients.get(op, {}) for op in steps)
 
     def _frozen_moves(self, notes: list[str]) -> bool:
         """Look for frozen parameters that a step changes: a failure where an optimizer steps them or fp32 copies of

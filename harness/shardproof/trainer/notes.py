@@ -74,28 +74,37 @@ def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def nothing_trains(steps: int) -> str:
-    """No parameter has moved in the whole run."""
-    times = "a step" if steps == 1 else f"{steps} steps"
-    return (
-        f"No parameter has changed in {times}, so that no arm could see a wrong update. The optimizer may step other "
-        "tensors than the model computes with, as one that was made before `fully_shard`, or after a forward that left "
-        "gathered parameters in place; or no gradient reaches it, or its learning rate is zero."
-    )
-
-
-def nothing_trains_later(steps: int, last: Mapping[tuple[str, str], Value]) -> str:
-    """No parameter has moved after the save.
+def nothing_trains(steps: int, last: Mapping[tuple[str, str], Value], why: str) -> str:
+    """No parameter has moved in the whole run.
 
     Args:
-        last: what there was after the last step, settings of param groups among it.
+        last: what there was after the last step, settings of param groups among it. why: what optimizers had of the
+            parameters when they stepped; empty where that is not one thing.
     """
-    rates = rates_in(last)
-    why = "Every learning rate is zero there" if rates and rates <= ZERO else (
-        "No gradient may reach them, or a loss scale may skip these steps"
-    )  # fmt: skip
+    told = _rates_or(last, why) or (
+        "The optimizer may step other tensors than the model computes with, as one that was made before `fully_shard`, "
+        "or after a forward that left gathered parameters in place; or no gradient reaches it."
+    )
+    return f"No parameter has changed in {_often(steps)}, so that no arm could see a wrong update. {told}"
+
+
+def nothing_trains_later(steps: int, last: Mapping[tuple[str, str], Value], why: str) -> str:
+    """No parameter has moved after the save. last, why: see `nothing_trains`."""
     times = "the step" if steps == 1 else f"the {steps} steps"
-    return f"No parameter changes in {times} after the save, so that no arm could see what a load loses. {why}."
+    told = _rates_or(last, why) or "No gradient may reach them, or a loss scale may skip these steps."
+    return f"No parameter changes in {times} after the save, so that no arm could see what a load loses. {told}"
+
+
+def _often(steps: int) -> str:
+    return "a step" if steps == 1 else f"{steps} steps"
+
+
+def _rates_or(last: Mapping[tuple[str, str], Value], why: str) -> str:
+    """That every learning rate is zero, or else why parameters stay, as a sentence; empty where neither is known."""
+    rates = rates_in(last)
+    if rates and rates <= ZERO:
+        return "Every learning rate is zero there."
+    return f"{why[0].upper()}{why[1:]}." if why else ""
 
 
 def never_moved(names: Sequence[str], number: int) -> str:

@@ -27,6 +27,18 @@ def seen(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> 
     return gradients_by_op([watch.record(3, 0, state.parameters, state.frozen)])[3]
 
 
+@pytest.mark.parametrize(
+    ("gradient", "told"), [(None, "no gradient arrives there"), (0.0, "all zeros"), (1.0, "look at what copies them back")]
+)
+def test_what_an_optimizer_steps_beside_the_model_is_told(gradient: float | None, told: str) -> None:
+    """Copies in fp32, for example: the model's parameters stay."""
+    model, copy = nn.Linear(2, 1, bias=False), nn.Parameter(torch.ones(2))
+    copy.grad = None if gradient is None else torch.full((2,), gradient)
+    why = why_still(["weight"], seen(model, torch.optim.SGD([copy], lr=0.1)))
+    assert why.startswith("the optimizer steps other tensors than these")
+    assert told in why
+
+
 def test_every_kind_of_gradient_is_told() -> None:
     model = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in ("a", "b", "c", "d", "e", "f")})
     for name, gradient in {"b": 0.0, "c": 1.0, "d": torch.nan, "e": 1.0}.items():

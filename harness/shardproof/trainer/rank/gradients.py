@@ -17,7 +17,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import GRADIENTS
-from shardproof.trainer.gradients import FROZEN, GRADIENT, NONE, NOT_FINITE, STEPPED_FROZEN, ZEROS
+from shardproof.trainer.gradients import (
+    COPIES,
+    FROZEN,
+    GRADIENT,
+    LEAST_FIRST,
+    NONE,
+    NOT_FINITE,
+    STEPPED_FROZEN,
+    ZEROS,
+)  # fmt: skip
 from shardproof.trainer.rank.pieces import Held
 
 
@@ -37,13 +46,18 @@ class Gradients:
             hook.remove()
 
     def record(self, op: int, rank: int, parameters: Mapping[int, Held], frozen: set[int]) -> Record:
-        """What was seen as a record that is not compared, by the names of parameters of modules.
+        """What was seen as a record that is not compared, by the names of parameters of modules, and of all others that
+        an optimizer steps together.
 
         Args:
             parameters: by identity. frozen: of those, which have `requires_grad=False` now.
         """
         told = {names[0]: self.seen.get(identity, FROZEN if identity in frozen else "")
                 for identity, held in parameters.items() for names in held.names}  # fmt: skip
+        copies = [
+            GRADIENT if word == STEPPED_FROZEN else word for key, word in self.seen.items() if key not in parameters
+        ]
+        told[COPIES] = max(copies, key=LEAST_FIRST.index, default="")
         self.seen = {}
         data = json.dumps({name: word for name, word in told.items() if word}).encode()
         return whole(op, rank, GRADIENTS, "", "utf8", (len(data),), data)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
 from shardproof.trainer.rounding import FLOATS
 
@@ -48,7 +49,8 @@ class Between:
         """The two values of a tensor of floats that differ in their bits; None for any other difference."""
         name = difference.key.role, difference.key.fqn
         one, other = self.expected.get(name), self.observed.get(name)
-        if difference.kind != "bits" or name[0] not in ALIKE_ROLES or one is None or other is None:
+        if difference.kind != "bits" or name[0] not in (*ALIKE_ROLES, EXTRA_STATE) or one is None or other is None:
             return None
         alike = (one.dtype, one.shape) == (other.dtype, other.shape) and one.dtype in FLOATS
-        return Pair(name, one, other, self.before.get(name)) if alike else None
+        before = self.before.get(name, self.before.get((name[0], f"rank0.{name[1]}")))  # what every rank has alike
+        return Pair(name, one, other, before) if alike else None

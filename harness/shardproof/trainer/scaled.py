@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardproof.diff import as_numbers
 from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.every_mesh import Name
 from shardproof.trainer.pairs import Between, Pair
 
@@ -26,8 +27,10 @@ Floats = npt.NDArray[np.float64]
 Change = tuple[Floats, Floats]
 """What should have changed, and what did, each in the tensor's shape."""
 
-CHANGED = ("exp_avg", "momentum", "param")
+CHANGED = ("exp_avg", "momentum", "param", EXTRA_STATE)
 """Roles whose changes are a gradient's share, the one that is closest to the gradient first."""
+
+CALLED = {EXTRA_STATE: "the trainer's own tensors"}
 
 NEAR = 2.0**-9
 """How near to one factor a change must be, as a share of the largest one, and how far from 1 the factor."""
@@ -53,7 +56,9 @@ def scaled(pairs: Sequence[Pair], between: Between) -> str:
     decays = _decays(role, between.settings)
     of_role = [pair for pair in pairs if pair.name[0] == role]
     changes = {pair.name[1]: _change(pair, decays.get(pair.name[1], 1.0)) for pair in of_role}
-    what = "gradient that the optimizer was given" if changes.keys() <= decays.keys() else f"change of {role}"
+    what = f"change of {CALLED.get(role, role)}"
+    if changes.keys() <= decays.keys():
+        what = "gradient that the optimizer was given"
     every = [name for kind, name in between.expected if kind == role]
     factor = _factor([*changes.values()])
     if factor is not None and abs(factor - 1) > NEAR:

@@ -54,6 +54,24 @@ def test_a_crash_names_the_line_of_the_library_that_raised(tmp_path: Path) -> No
     assert own.sentence == f"TypeError on rank 0 in {trainer}: no len"
 
 
+def test_a_crash_names_who_called_the_wrapper_that_raised(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text_of_trainer("steps = (1, 0)"))
+    lines = [
+        f'  File "{file}", line 9, in step',
+        '  File "/src/deepspeed/pipe/engine.py", line 384, in train_batch',
+        '  File "/src/deepspeed/pipe/engine.py", line 290, in _exec_reduce_tied_grads',
+        '  File "/src/deepspeed/comm/comm.py", line 117, in log_wrapper',
+        '  File "/src/deepspeed/comm/comm.py", line 496, in all_reduce',
+        '  File "/src/deepspeed/comm/torch.py", line 152, in all_reduce',
+    ]
+    error = Failure("TypeError", "None", 0, "\n".join(lines))
+    assert wording.of_failure(Session("resumed", ()), error, described(str(file))).sentence.endswith(
+        "raised by all_reduce (comm/torch.py, line 152), called by _exec_reduce_tied_grads (pipe/engine.py, line 290), "
+        "called by train_batch (pipe/engine.py, line 384): None"
+    )
+
+
 def test_what_to_write_where_each_rank_has_a_parameter_of_its_own() -> None:
     of = {role: Problem(Key(1, "live", role, "w"), "replica_conflict", (0, 1), "x") for role in ("param", "exp_avg")}
     assert "local" in wording.of_problems([of["param"]], [])

@@ -65,7 +65,7 @@ def test_a_crash_names_who_called_the_wrapper_that_raised(tmp_path: Path) -> Non
         '  File "/src/deepspeed/comm/comm.py", line 496, in all_reduce',
         '  File "/src/deepspeed/comm/torch.py", line 152, in all_reduce',
     ]
-    error = Failure("TypeError", "None", 0, "\n".join(lines))
+    error = Failure("TypeError", "None", 0, "".join(f"{line}\n    call()\n" for line in lines))
     assert wording.of_failure(Session("resumed", ()), error, described(str(file))).sentence.endswith(
         "raised by all_reduce (comm/torch.py, line 152), called by _exec_reduce_tied_grads (pipe/engine.py, line 290), "
         "called by train_batch (pipe/engine.py, line 384): None"

@@ -17,12 +17,13 @@ from shardproof.trainer.arms import CALLS
 
 class Call(NamedTuple):
     """A call of a module: its path, its class, a digest of its output, and a sketch of it: the number of its elements,
-    their norm and a weighted sum. Both are empty where nobody could read it."""
+    their norm and a weighted sum; and a digest of what it was given. Each is empty where nobody could read it."""
 
     path: str
     kind: str
     digest: str
     sketch: Sequence[float] = ()
+    given: str = ""
 
     def is_finite(self) -> bool:
         """Whether the output has no element that is NaN or infinite, as far as it could be read."""
@@ -91,8 +92,19 @@ def _apart(first: Sequence[Call], own: Sequence[Call], rank: int, near: float) -
         if (one.path, one.kind) != (other.path, other.kind):
             return ""  # the two ways are not made of the same modules
         if one.like(other, near) is False:
-            return f"The first module whose output differs is {one.name}, on rank {rank}."
+            return f"The first module whose output differs is {one.name}, on rank {rank}{_given(one, other, near)}."
     return ""
+
+
+def _given(one: Call, other: Call, near: float) -> str:
+    """Whether the first module that came to something else was given the same, in words."""
+    if not (one.given and other.given):
+        return ""
+    if one.given == other.given:
+        return ", and it was given the same"
+    return "" if near else (
+        ", and what it was given differs already: look at the data, and at what is computed between modules"
+    )  # fmt: skip
 
 
 def _same(first: Called, own: Called, near: float) -> bool:

@@ -54,8 +54,22 @@ def recomputed(model: nn.Module) -> torch.Tensor:
 
 def test_the_first_module_that_comes_to_something_else_is_named() -> None:
     assert told(called(model_of()), called(model_of(1.5))) == (
-        "The first module whose output differs is 1.0 (Odd), on rank 0."
+        "The first module whose output differs is 1.0 (Odd), on rank 0, and it was given the same."
     )
+
+
+def test_data_that_differ_are_told_from_a_module_that_does() -> None:
+    one, other = called(model_of()), called(model_of(), lambda model: model(torch.full((2, 3), 2.0)))
+    assert told(one, other) == (
+        "The first module whose output differs is 0 (Linear), on rank 0, and what it was given differs already: look at "
+        "the data, and at what is computed between modules."
+    )
+
+
+def test_nothing_is_said_of_what_a_module_writes_to() -> None:
+    """Its input is its output."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    assert [bool(call.given) for call in called(model).forward] == [True, False, True]
 
 
 def test_equal_outputs_lead_to_the_backward() -> None:

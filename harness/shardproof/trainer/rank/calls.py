@@ -1,7 +1,8 @@
 """What every module of a trainer came to in a step, so that two ways to compute the same can be told apart by the first
 module that does not.
 
-*Does not see* modules inside a graph that `torch.compile` made, and what is computed outside modules.
+*Does not see* modules inside a graph that `torch.compile` made, what is computed outside modules, and what a module is
+given by keyword.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ UNREAD = ""
 class Calls:
     """The calls of modules since the latest record: forward, and anew in a backward, as activation checkpoints do.
 
-    Each has the module's path, its class, a digest of its output and a sketch of it. A path begins at the outermost
-    module.
+    Each has the module's path, its class, a digest of its output and a sketch of it, and a digest of what it was given.
+    A path begins at the outermost module.
     """
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
         self._kept: list[nn.Module] = []  # so that no other module gets the same id
-        self.forward: list[tuple[str, str, str, list[float]]] = []
-        self.anew: list[tuple[str, str, str, list[float]]] = []
+        self.forward: list[tuple[str, str, str, list[float], str]] = []
+        self.anew: list[tuple[str, str, str, list[float], str]] = []
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside, calls are kept."""
+        # without `with_kwargs`, of which torch 2.13 leaves a trace behind when the hook is removed
         hooks = [module.register_module_forward_pre_hook(self._begins), module.register_module_forward_hook(self._ends)]
         try:
             with warnings.catch_warnings():
@@ -72,7 +74,19 @@ class Calls:
             return
         calls = self.forward if torch._C._current_graph_task_id() == -1 else self.anew
         if len(calls) < MOST:
-            calls.append((self._paths[id(called)], type(called).__name__, _digest(output), _sketch(output)))
+            given = _digest_of_given(args, output)
+            calls.append((self._paths[id(called)], type(called).__name__, _digest(output), _sketch(output), given))
+
+
+def _digest_of_given(given: Any, output: Any) -> str:
+    """Of the bits of all tensors that a module was given; `UNREAD` without any, or where it may have written to one."""
+    try:
+        places = {tensor.data_ptr() for tensor in _tensors(given)}
+        if not places or places & {tensor.data_ptr() for tensor in _tensors(output)}:
+            return UNREAD
+    except Exception:  # as of `_digest`
+        return UNREAD
+    return _digest(given)
 
 
 def _digest(output: Any) -> str:

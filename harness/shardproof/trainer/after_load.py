@@ -15,8 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from shardproof.diff import Difference
-from shardproof.trainer.every_mesh import BESIDE, Name, Values
+import numpy as np
+
+from shardproof.diff import Difference, as_numbers
+from shardproof.observe.logical import Value
+from shardproof.trainer.every_mesh import BESIDE, STATE, Name, Values
+from shardproof.trainer.rounding import FLOATS
+from shardproof.trainer.unsteady import is_garbage, largest
 from shardproof.trainer.wording import differ, first_of, listed
 
 STARTS_AGAIN = {
@@ -25,6 +30,15 @@ STARTS_AGAIN = {
     "rng": "Random numbers are drawn from the state of a fresh process",
 }
 """Role of what a load leaves as it is → what that means to a run, where nothing else is wrong."""
+
+
+UNWRITTEN = (
+    "Some of what is there are numbers that no training comes to, as memory holds that nobody wrote: look at a buffer "
+    "that the load or what wrote the checkpoint took (`torch.empty`) and did not fill."
+)
+
+TINIEST = 1e-30
+"""What is smaller, and not zero, is no sum of steps. The bits of whole numbers and addresses are such numbers."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +101,10 @@ def _lost(lost: Sequence[Difference]) -> str:
     """All state of the optimizer is missing."""
     what, params = ", ".join(sorted({_state_name(one) for one in lost})), sorted({_parameter(one) for one in lost})
     whose = f"{len(params)} parameters" if len(params) > 1 else params[0]
-    return (
-        f"After the resume the optimizer starts again at step 1: `load` restored no optimizer state ({what} of {whose} "
-        f"{'are' if len(lost) > 1 else 'is'} missing)."
+    again = (
+        "" if {one.key.role for one in lost} == {STATE} else "After the resume the optimizer starts again at step 1: "
     )
+    return f"{again}`load` restored no optimizer state ({what} of {whose} {'are' if len(lost) > 1 else 'is'} missing)."
 
 
 def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
@@ -105,7 +119,19 @@ def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
         return f"{older} {first_of(found)}"
     differs = "differs" if len(_names(found)) == 1 else "differ"
     what = f"Right after the load {_in_order(found)} {differs} from the run that went on without a break."
-    return f"{what} {first_of(found)}"
+    unwritten = any(is_unwritten(loaded.saved.get(name), loaded.after.get(name)) for name in _names(found))
+    return f"{what} {first_of(found)}{f' {UNWRITTEN}' if unwritten else ''}"
+
+
+def is_unwritten(expected: Value | None, observed: Value | None) -> bool:
+    """Whether a tensor of floats has values that training does not come to: NaN, far too large, or next to nothing."""
+    if expected is None or observed is None or not largest(expected) or observed.dtype not in FLOATS:
+        return False
+    if is_garbage([observed], expected):
+        return True
+    sizes = [np.abs(as_numbers(value).astype(np.float64)) for value in (expected, observed)]
+    tiny = [((size > 0) & (size < TINIEST)).any() for size in sizes]
+    return bool(tiny[1] and not tiny[0])
 
 
 def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Values) -> str:

@@ -21,6 +21,28 @@ def rates_in(values: Mapping[Name, Value]) -> set[bytes]:
     return {value.data for (role, name), value in values.items() if role == "setting" and _GROUP.search(name)}
 
 
+def rates_apart(first: Mapping[Name, Value], own: Mapping[Name, Value], names: tuple[str, str]) -> tuple[str, float]:
+    """A sentence about rates of param groups that two ways have differently, and by which factor they are apart.
+
+    Args:
+        first, own: what either way holds. names: of the two, such as `schedule=alone`.
+
+    Returns:
+        Empty and 0 where rates are alike, or unknown; 0 where groups are apart by more than one factor.
+    """
+    told, factors = list[str](), set[float]()
+    for name in sorted(first.keys() & own.keys()):
+        group = _GROUP.search(name[1]) if name[0] == "setting" else None
+        one, other = _number(first[name]), _number(own[name])
+        if group and first[name] != own[name]:
+            told.append(f"the learning rate of group {group[1]} is {one} with {names[0]} and {other} with {names[1]}")
+        if group and one:
+            factors.add(other / one)
+    if not told:
+        return "", 0.0
+    return f"{told[0][0].upper()}{told[0][1:]}.", factors.pop() if len(factors) == 1 else 0.0
+
+
 def of_rates(
     found: Sequence[Difference], expected: Mapping[Name, Value], observed: Mapping[Name, Value],
     before: Mapping[Name, Value],

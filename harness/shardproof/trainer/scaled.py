@@ -73,6 +73,8 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
     if right:
         which = f"in {len(wrong)} of {len(every)} tensors{in_common(wrong, right)}, and right in the others{when}"
         return f"{told}, {which}: look at what scales the loss or the gradients that reach these tensors alone."
+    if between.rates and abs(factor / between.rates - 1) < NEAR:
+        return f"{told}, in all tensors alike{when}, as are the learning rates: {OF_RATES}"
     look_at = OF_THE_STEP if when else _by_ranks(factor, between.ranks) or WHOLE
     return f"{told}, in all tensors alike{when}: {look_at}"
 
@@ -133,6 +135,7 @@ OF_THE_STEP = (
     "look at the number that a sum of gradients is divided by, and at what this step has and those before it have not, "
     "such as fewer micro-batches at the end of an epoch; or at a norm that they are clipped by in this step alone."
 )
+OF_RATES = "look at what sets the rate of a param group, such as a schedule when it is built or stepped."
 OF_EACH = "Look at what each rank scales gradients by, such as a norm to which not all ranks have added their share."
 
 

@@ -19,6 +19,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
+from shardproof.trainer.rates import rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often
@@ -95,10 +96,11 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
+    rates, factor = _rates(judging, apart, (one, other)) if wrong else ("", 0.0)
     if judging.between:
         own = {name: value for name, value in judging.at(apart[1]).items() if name[0] == SETTING}
         seen = judging.gradients.get(apart[1], {})
-        judging.between = replace(judging.between, against=one, gradients=seen, settings=own)
+        judging.between = replace(judging.between, against=one, gradients=seen, settings=own, rates=factor)
     calls = [judging.calls.get(op, {}) for op in apart]
     near = 0.0 if exactly else HALF if half else ROUNDING
     parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}"), near) if wrong else ""
@@ -106,8 +108,15 @@ def alike(judging: Judging, session: Session) -> None:
     most = "" if exactly else as_rounding(half=half)
     often = _how_often(judging, session, apart, (one, other)) if wrong else ""
     shared = _shared(judging, session, apart, (one, other), wrong) if wrong else ""
-    told = " ".join(filter(None, (often, wild, wording.of_alike(wrong, one, other, farthest, most), parted, shared)))
+    what = wording.of_alike(wrong, one, other, farthest, most)
+    told = " ".join(filter(None, (often, wild, what, rates or parted, shared)))
     judging.add(session.name, wrong, told, notes)
+
+
+def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tuple[str, float]:
+    """Rates that are not alike before the operation, or else behind it: `rates_apart`. ops: as in `_how_often`."""
+    before = rates_apart(judging.at(ops[0] - 1), judging.at(ops[1] - 1), names)
+    return before if before[0] else rates_apart(judging.at(ops[0]), judging.at(ops[1]), names)
 
 
 def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

@@ -50,22 +50,22 @@ def likely(
     roles = {role for role, _ in keys}
     if kind in ("build", "fit") or "rng" in roles:
         return "a generator that `build` does not seed from cell.seed is the likely reason"
-    if any(_is_garbage([run.get(key) for run in runs], before.get(key)) for key in keys):
+    if any(is_garbage([run.get(key) for run in runs], before.get(key)) for key in keys):
         return UNWRITTEN
     if roles <= {"param", *BESIDE, "grad"}:
         return ORDER
     return "something that counts time, addresses or processes is the likely reason"
 
 
-def _is_garbage(values: Sequence[Value | None], before: Value | None) -> bool:
+def is_garbage(values: Sequence[Value | None], before: Value | None) -> bool:
     """Whether a value of two runs is one that training does not come to, by what it was before, or else by the smaller
     of both."""
-    sizes = [_largest(value) for value in values]
-    known = min(filter(isfinite, sizes), default=0.0) if before is None else _largest(before)
+    sizes = [largest(value) for value in values]
+    known = min(filter(isfinite, sizes), default=0.0) if before is None else largest(before)
     return isfinite(known) and known > 0 and any(not size <= HUGE * known for size in sizes)
 
 
-def _largest(value: Value | None) -> float:
+def largest(value: Value | None) -> float:
     """The largest absolute value of a tensor of floats, NaN where one is; 0 of anything else."""
     if value is None or value.dtype not in FLOATS or not value.data:
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
@@ -41,6 +42,18 @@ def test_a_load_that_restores_nothing_is_told_as_that() -> None:
         "Right after the load everything that `load` should restore is a fresh trainer's: param of w, exp_avg of w, "
         "setting group0.step. param of w is 0.5, and should be 3.0."
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "is_told"), [(-7e-38, True), (np.nan, True), (3e30, True), (0.25, False), (0.0, False)]
+)
+def test_numbers_that_no_training_comes_to_are_told_as_unwritten_memory(wrong: float, is_told: bool) -> None:
+    saved, before, after = (
+        {PARAM: Value("fp32", (2,), np.array([number, 0.5], np.float32).tobytes())} for number in (0.75, 1.0, wrong)
+    )
+    found = [Difference(Key(7, "live", *PARAM), "bits", total=2, expected_first="0.75", observed_first=str(wrong))]
+    text = of_resumed(found, Loaded(saved, before, after), after_load=True)
+    assert ("numbers that no training comes to" in text) is is_told
 
 
 def test_wrong_parameters_come_before_an_optimizer_that_starts_again() -> None:

@@ -61,8 +61,8 @@ def test_the_first_module_that_comes_to_something_else_is_named() -> None:
 def test_data_that_differ_are_told_from_a_module_that_does() -> None:
     one, other = called(model_of()), called(model_of(), lambda model: model(torch.full((2, 3), 2.0)))
     assert told(one, other) == (
-        "The first module whose output differs is 0 (Linear), on rank 0, and what it was given differs already: look at "
-        "the data, and at what is computed between modules."
+        "The first module whose output differs is 0 (Linear), on rank 0, and what it was given differs already: look "
+        "at the data, and at what is computed between modules."
     )
 
 

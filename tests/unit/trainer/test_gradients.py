@@ -28,7 +28,8 @@ def seen(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> 
 
 
 @pytest.mark.parametrize(
-    ("gradient", "told"), [(None, "no gradient arrives there"), (0.0, "all zeros"), (1.0, "look at what copies them back")]
+    ("gradient", "told"),
+    [(None, "no gradient arrives there"), (0.0, "all zeros"), (1.0, "look at what copies them back")],
 )
 def test_what_an_optimizer_steps_beside_the_model_is_told(gradient: float | None, told: str) -> None:
     """Copies in fp32, for example: the model's parameters stay."""

@@ -6,7 +6,7 @@ import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
 from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.rates import ZERO, of_rates, rates_in
+from shardproof.trainer.rates import ZERO, of_rates, rates_apart, rates_in
 
 
 def line(text: str) -> Value:
@@ -73,3 +73,13 @@ def test_the_first_rate_of_a_schedule_is_told_by_its_factor(initial: str, told: 
     observed = {key: value for key, value in OBSERVED.items() if not key[1].endswith(".0")} | more
     held = {("scheduler", "s._last_lr.0"): line("float 0.1")}
     assert told in of_rates([difference], {}, observed | held, {RATE: line("float 10.0")})
+
+
+def test_rates_of_two_ways_are_named_with_their_factor() -> None:
+    names = ("how=a", "how=b")
+    other = {**OBSERVED, ("setting", "group0.lr"): line("float 0.5")}
+    told, factor = rates_apart(OBSERVED, other, names)
+    assert (told, factor) == ("The learning rate of group 0 is 1.0 with how=a and 0.5 with how=b.", 0.5)
+    assert rates_apart(OBSERVED, OBSERVED, names) == ("", 0.0)
+    ones = {("setting", f"group{n}.lr"): line("float 1.0") for n in (0, 1)}
+    assert rates_apart(ones, {**ones, ("setting", "group0.lr"): line("float 0.5")}, names)[1] == 0.0

@@ -40,7 +40,8 @@ WIDE = Bounds(
     values=4_000_000,
     storages={
         **STORAGE_DTYPE, "CharStorage": "int8", "ComplexFloatStorage": "complex64",
-        "ComplexDoubleStorage": "complex128",
+        "ComplexDoubleStorage": "complex128", "QInt8Storage": "int8", "QUInt8Storage": "uint8",
+        "QInt32Storage": "int32",
     },
     dtypes={**TORCH_DTYPE, **_FURTHER},
 )  # fmt: skip

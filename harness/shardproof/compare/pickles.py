@@ -40,6 +40,8 @@ class OpenDecoder(Decoder):
 
     def foreign(self, node: object, depth: int) -> Value:
         match node:
+            case Node(function=function, args=(("storage", *_) as storage,)) if function == PERSISTENT:
+                return self.whole(list(storage))
             case Node(function=function, args=(*persistent,)) if function == PERSISTENT:
                 return [self.value(part, depth - 1) for part in persistent]
             case Node(function=function, args=(str(text), "latin1")) if function == BYTES:

@@ -213,13 +213,14 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
 
     When an operation fails on several ranks, it is a matter of timing which of them reports first, and a signature must
     not depend on that. So of the ranks that raised something of their own in the operation of the first error, the
-    lowest speaks.
+    lowest speaks. A rank that ended without a word says less than one that raised something of its own: where
+    collectives do not match, for example, gloo ends the one and the other raises.
     """
     first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+    own = [e for e in outcome.errors if not _ECHO.search(e.message) and (first is not None or not e.ours)]
     if first is None:
-        return None
-    own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
-    return min(own, key=lambda e: e.rank, default=first)
+        return None if outcome.shared_gpus else min(own, key=lambda e: e.rank, default=None)
+    return min((e for e in own if e.op_index == first.op_index), key=lambda e: e.rank, default=first)
 
 
 def _hung(outcome: JobOutcome) -> Failure:

@@ -260,6 +260,15 @@ class Decoder:
                             return Tensor(Storage(dtype, key, count // self.itemsize(dtype)), offset, shape, strides)
         raise bad(f"{self.origin}: tensor", "damaged", "storage, offset, size, stride and dtype", FORM)
 
+    def whole(self, persistent: list[object]) -> Tensor:
+        """All elements of a storage that is in no tensor of a kind that is known, such as that of a quantised one."""
+        match persistent:
+            case [_, kind, str(key), str(), int(count), *_] if kind == UNTYPED and count >= 0:
+                storage = Storage("uint8", key, count)
+            case _:
+                storage = self.storage(persistent)
+        return Tensor(storage, 0, (storage.numel,), (1,))
+
     def itemsize(self, dtype: str) -> int:
         """Bytes of an element."""
         return ITEMSIZE[dtype]

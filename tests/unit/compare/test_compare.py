@@ -87,6 +87,29 @@ def test_one_state_in_every_format_is_equal(tmp_path: Path) -> None:
             assert found.elements == 6 + 1 + 1 + 6
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", ["quantised", "of channels", "typed", "untyped"])
+@pytest.mark.filterwarnings("ignore:torch.quantize_per|TypedStorage is deprecated")
+def test_a_storage_is_compared_wherever_it_lies(tmp_path: Path, kind: str, zipped: bool) -> None:
+    """Also one that no tensor of a known kind shows."""
+
+    def made(last: float) -> object:
+        tensor = torch.tensor([[1.0, 2.0], [3.0, last]])
+        match kind:
+            case "quantised":
+                return torch.quantize_per_tensor(tensor, 0.5, 0, torch.qint8)
+            case "of channels":
+                return torch.quantize_per_channel(tensor, torch.ones(2), torch.zeros(2), 0, torch.quint8)
+            case "typed":
+                return tensor.storage()
+        return tensor.untyped_storage()
+
+    for name, last in {"a": 4.0, "b": 5.0, "again": 4.0}.items():
+        torch.save({"x": made(last)}, tmp_path / name, _use_new_zipfile_serialization=zipped)
+    assert compared(tmp_path / "a", tmp_path / "again").equal
+    assert [one.kind for one in compared(tmp_path / "a", tmp_path / "b").found] == ["bits"]
+
+
 def test_safetensors_compare_with_what_torch_wrote(tmp_path: Path) -> None:
     state = {"a": numbers(3, 4), "b": numbers(2, dtype=torch.bfloat16), "c": torch.zeros(0, 3)}
     a = write_safetensors(tmp_path / "a.safetensors", state)

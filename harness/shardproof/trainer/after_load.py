@@ -37,6 +37,9 @@ UNWRITTEN = (
     "that the load or what wrote the checkpoint took (`torch.empty`) and did not fill."
 )
 
+MOST_NAMES = 3
+"""So many names are in a sentence."""
+
 TINIEST = 1e-30
 """What is smaller, and not zero, is no sum of steps. The bits of whole numbers and addresses are such numbers."""
 
@@ -76,10 +79,24 @@ class Loaded:
         )  # fmt: skip
 
 
-def of_resumed(found: Sequence[Difference], loaded: Loaded, *, after_load: bool) -> str:
-    """What a resumed run has lost. after_load: whether it differs right after the load already."""
+def of_resumed(
+    found: Sequence[Difference], loaded: Loaded, *, after_load: bool, disagreed: Collection[Name] = ()
+) -> str:
+    """What a resumed run has lost.
+
+    Args:
+        after_load: whether it differs right after the load already. disagreed: what ranks that should have
+            the same do not have alike then, so that it was compared as one rank has it.
+    """
     if not found:
         return ""
+    if not after_load and disagreed:
+        names = ", ".join(" of ".join(name) for name in sorted(disagreed)[:MOST_NAMES])
+        more = f" and {len(disagreed) - MOST_NAMES} more" if len(disagreed) > MOST_NAMES else ""
+        return (
+            f"The load leaves ranks apart ({names}{more}), as `ranks agree` tells, and after a step {differ(found)} "
+            f"from the run that went on without a break: look at what only some ranks load. {first_of(found)}"
+        )
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
         when = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"

@@ -290,7 +290,10 @@ class Judge(Judging):
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load)
-        sentence = of_resumed(found, around, after_load=at_load)
+        disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
+        sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed)
+        if disagreed and not at_load:
+            self.between = None  # what a step made of them is no mechanism
         unseen = self.idle | self.seeded_anew
         notes = [idle(unseen)] if unseen else []
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shardproof.errors import CANNOT_IMPORT, HarnessError, NotImportableError, ServerLostError
-from shardproof.world import watchdog, wire
+from shardproof.world import extension_locks, watchdog, wire
 from shardproof.world.job import Job, JobOutcome
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "TORCH_CUDA_ARCH_LIST": "8.0"}
@@ -96,7 +97,8 @@ class _Host:
         self._ready, self._unwanted = False, False
         self._ended = threading.Event()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._failure = ""
+        self._failure, self._started = "", time.time()
+        extension_locks.clear_stale()
         self.unfit = ""
         """Why no job can run here, as the server itself said it; what it imports would say it again."""
         self.closed = False
@@ -144,6 +146,7 @@ class _Host:
         self._unwanted = True
         if not self._ready and self._popen is not None:
             self._popen.kill()
+            extension_locks.clear_since(self._started)
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(CLOSE_S)
@@ -188,7 +191,10 @@ class _Host:
                     self._left_s.pop(message["id"], None)
                     future = self._futures.pop(message["id"])
                     if "outcome" in message:
-                        future.set_result(JobOutcome.from_json(message["outcome"]))
+                        outcome = JobOutcome.from_json(message["outcome"])
+                        if outcome.timed_out:
+                            extension_locks.clear_since(time.time() - outcome.duration_s)
+                        future.set_result(outcome)
                     else:
                         future.set_exception(ServerLostError(f"the job's supervisor died: {message['lost']}"))
 

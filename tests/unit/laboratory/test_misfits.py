@@ -120,7 +120,7 @@ def test_a_rank_that_raised_says_more_than_one_that_died() -> None:
     gone is no error of its own."""
     raised = RankError(1, 0, "step", "op", "RuntimeError", "shape '[4, 1, 6, 4]' is invalid", None, "")
     outcome = JobOutcome((raised,), ((0, "signal SIGABRT"),), 0, False, (), 0, 0.0, 0.0, (), ())
-    assert ranks_verdict([outcome]) == (Verdict.CRASH, Failure("RuntimeError", raised.message, 1, "", None))
+    assert ranks_verdict([outcome]) == (Verdict.CRASH, Failure("RuntimeError", raised.message, 1, "", 0))
     echo = replace(raised, message="Connection closed by peer")
     failure = ranks_verdict([replace(outcome, errors=(echo,))])[1]
     assert failure is not None

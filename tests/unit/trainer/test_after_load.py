@@ -56,6 +56,13 @@ def test_numbers_that_no_training_comes_to_are_told_as_unwritten_memory(wrong: f
     assert ("numbers that no training comes to" in text) is is_told
 
 
+def test_ranks_that_a_load_leaves_apart_are_named_before_what_a_step_makes_of_them() -> None:
+    found = [Difference(Key(7, "live", *PARAM), "bits", total=2, expected_first="0.75", observed_first="0.5")]
+    text = of_resumed(found, Loaded({}, {}, {RATE: value("float 0.5")}), after_load=False, disagreed={RATE})
+    assert text.startswith("The load leaves ranks apart (setting of group0.lr), as `ranks agree` tells, and after a")
+    assert "look at what only some ranks load" in text
+
+
 def test_wrong_parameters_come_before_an_optimizer_that_starts_again() -> None:
     text = told(SAVED, state(param="float 0.5"), state(param="float 2.5", step="int 2"))
     assert text.startswith("Right after the load param of w differs from the run that went on without a break.")

@@ -70,7 +70,8 @@ def _require_words(
     unknown = next((word for word in given if word not in every), None)
     if unknown is not None:
         listed = sorted(own or every) or ["none"]
-        raise UsageError.of(what, unknown, listed, listed[0])
+        none = ["none"] if what.endswith("options") else []
+        raise UsageError.of(what, unknown, dict.fromkeys([*none, *listed]), listed[0])
 
 
 def _formats(system: System) -> Mapping[str, Collection[str]]:

@@ -65,7 +65,7 @@ def settings_of(trainer: Described, texts: Iterable[str]) -> dict[str, tuple[str
             allowed = f"{', '.join(trainer.axes[axis])}; another value has to stand in `axes` of {trainer.file.name}"
             if axis in trainer.open:
                 allowed = f"{', '.join(trainer.axes[axis])}, or another value without blanks and without +"
-            raise UsageError.of(f"{axis} of {trainer.system}", wrong[0], allowed, form)
+            raise UsageError.of(f"{axis} of {trainer.system}", wrong[0], allowed, form, trainer.axes[axis])
         found[axis] = values
     return found
 

@@ -54,6 +54,11 @@ BLIND = (
 )
 
 
+BUILDING = (
+    "An extension of torch was being built, or waited for: `--deadline-s 600` gives it time, and later runs find it built."
+)
+
+
 def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResult:
     """The verdict of an arm whose ranks failed, and whose method it was.
 
@@ -74,7 +79,8 @@ def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResul
     if error.type == "deadline":
         first = error.message.strip().split("\n", 1)[0]
         waits = told_waits(error, str(trainer.file))
-        told = f"The ranks did not come to an end{who}: {first}. {waits}".rstrip()
+        built = BUILDING if "torch/utils/cpp_extension.py" in error.traceback else ""
+        told = " ".join(filter(None, (f"The ranks did not come to an end{who}: {first}.", waits, built)))
         return ArmResult(name, Verdict.HANG.value, told, ())
     told = f"{error.type} on {where}{who}{raised_by(error, trainer)}: {message_of(error)}{caused_by(error)}"
     return ArmResult(name, Verdict.CRASH.value, told, ())

@@ -61,6 +61,9 @@ class Reproduced:
 ALIKE = "alike"
 """How the name of an arm begins that holds two ways to compute the same side by side, such as `alike foreach`."""
 
+TWIN = "twin"
+"""The arm of a trainer that holds its steps against torch's optimizer on whole tensors."""
+
 
 @dataclass(frozen=True)
 class ArmResult:

@@ -254,10 +254,10 @@ class Judge(Judging):
             for op, expected, observed in stepped(self.scenario, ops, self.told, self._by_op):
                 found = found or self.compare(expected, observed, op.index)
         except NoTwin as reason:
-            self.not_compared("twin", wording.no_twin(str(reason)))
+            self.not_compared(TWIN, wording.no_twin(str(reason)))
             return
         self.element_by_element = True
-        self.add("twin", found, wording.of_twin(found))
+        self.add(TWIN, found, wording.of_twin(found))
 
     def _unsaved(self) -> None:
         unsaved, save = self.named(UNSAVED), self.whole.first("save")

@@ -55,7 +55,8 @@ BLIND = (
 
 
 BUILDING = (
-    "An extension of torch was being built, or waited for: `--deadline-s 600` gives it time, and later runs find it built."
+    "An extension of torch was being built, or waited for: `--deadline-s 600` gives it time, and later runs find it "
+    "built."
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shardproof.observe.record import LIVE
 from shardproof.program import TAKES, WRITES
-from shardproof.result import ALIKE, Result
+from shardproof.result import ALIKE, TWIN, Result
 from shardproof.verdict import Verdict
 from shardproof.wording.waits import are_apart
 
@@ -154,7 +154,9 @@ def _changed(result: Result) -> str:
         return ""
     if result.arms and all(arm.name.startswith(f"{ALIKE} ") for arm in result.arms if Verdict(arm.verdict).is_failure):
         return WAYS_DIFFER
-    kind = result.kind_of(first)
+    kind, arm = result.kind_of(first), result.headline_arm
+    if arm is not None and arm.name == TWIN:
+        kind = "step"
     live = any(d.key.where == LIVE for d in result.differences if d.key.op == first)
     return CHANGED_BY_SAVING if kind in (*TAKES, *WRITES) and live else CHANGES.get(kind, "")
 

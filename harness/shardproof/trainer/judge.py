@@ -32,7 +32,7 @@ from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
-from shardproof.result import ArmResult, differences_to_json
+from shardproof.result import TWIN, ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.after_load import Loaded, of_resumed, of_used
 from shardproof.trainer.arms import (

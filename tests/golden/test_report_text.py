@@ -147,6 +147,7 @@ def test_a_failure_on_what_upstream_never_supported_says_so_and_cures_that_do_no
     assert "   Upstream does not say that it works with torch 2.15.0\n" in told
     assert "; 2 cures do not apply to this release, which the report names\n" in told
     assert "line 1640" not in told
+    assert "\nit ran on torch 2.15.0; upstream does not say that the release works with it: `--torch VERSION`" in told
 
 
 def test_a_traceback_in_the_reason_is_folded() -> None:

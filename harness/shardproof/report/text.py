@@ -261,6 +261,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     for ids, n in report.resembling.items():
         of = ("it looks" if n == 1 else "all look") if n == new else f"{n} of the new {'looks' if n == 1 else 'look'}"
         lines.append(f"{of} like known issue {ids}: {_told_by(report, ids)}")
+    lines += _beyond(report, new)
     for one in repaired(report):
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"
@@ -272,6 +273,19 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     if page is not None:
         lines.append(f"report: {printable(str(page))}")
     return "\n".join(lines)
+
+
+def _beyond(report: Report, new: int) -> list[str]:
+    """A line on new failures with a torch that upstream does not name for the release. new: how many are new."""
+    pairs = [
+        pair.partition(":")[0] for result in report.results if result.counts_as is Standing.NEW
+        for pair in result.outside_support if re.match(r"torch \d", pair)
+    ]  # fmt: skip
+    if not pairs:
+        return []
+    of = ("it ran" if new == 1 else "all ran") if len(pairs) == new else f"{len(pairs)} of the new ran"
+    named = " and ".join(sorted(set(pairs)))
+    return [f"{of} on {named}; upstream does not say that the release works with it: `--torch VERSION` gives another"]
 
 
 def _told_by(report: Report, ids: str) -> str:

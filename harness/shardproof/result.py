@@ -414,7 +414,7 @@ def _raised_at(error: Failure) -> str:
     """The place in the library that raised, as known issues name it: ` at FILE, FUNCTION` of the innermost frame
     below site-packages that is not ours, which an emulated device adds. Empty for a deadline, which nothing raised."""
     frames = re.findall(rf'File "[^"]*{LIBRARY}([^"]+)", line \d+, in (\S+)', error.traceback)
-    return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type != "deadline" else ""
+    return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type not in ("deadline", "died") else ""
 
 
 _PEER_WENT = (

@@ -186,7 +186,8 @@ class Laboratory:
         if second.verdict is Verdict.UNKNOWN:
             return replace(second, duration_s=took_s)
         if same_failure(first, second):
-            return replace(first, reproduced=Reproduced(1, 1), duration_s=took_s)
+            told = second if first.error and first.error.type == "died" else first  # what was raised says more
+            return replace(told, reproduced=Reproduced(1, 1), duration_s=took_s)
         reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
         return replace(
             first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason, duration_s=took_s

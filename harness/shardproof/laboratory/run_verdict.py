@@ -20,6 +20,7 @@ from typing import Any
 
 from shardproof.errors import HarnessError, MisfitError
 from shardproof.laboratory.misfits import on_head, reads_as_torch, without_reader_misfits
+from shardproof.observe.stacks import FATAL, fatal_traceback_in
 from shardproof.ownership import in_one_line
 from shardproof.program import expand, sessions
 from shardproof.protocol.system import System
@@ -166,23 +167,38 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
             rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
             if outcome.shared_gpus and how in _BROKE:
                 raise HarnessError(_SHARED.format(rank=rank, how=how))
-            seen = outcome.observations[rank : rank + 1]
-            printed = "".join(_last_words(path.with_suffix(".log")) for path in seen)
-            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}{printed}", rank)
+            log = "".join(_end_of(path.with_suffix(".log")) for path in outcome.observations[rank : rank + 1])
+            told = f"rank {rank} ended without a word: {how}{_raised_meanwhile(outcome)}{_last_words(log)}"
+            return Verdict.CRASH, Failure("died", told, rank, fatal_traceback_in(log))
         if not outcome.ok:
             raise HarnessError(f"a session failed and no rank says why: {outcome}")
     return Verdict.PASS, None
 
 
-def _last_words(log: Path) -> str:
-    """A line with the last that a rank printed before it died, such as what a C++ library says before it aborts; empty
-    where there is nothing, or no such file here."""
+def _raised_meanwhile(outcome: JobOutcome) -> str:
+    """A line with what the lowest other rank raised of its own when one died: where collectives do not match, gloo ends
+    the one and the other raises. Whether it comes to that is a matter of timing, so that the failure is the death."""
+    own = [e for e in outcome.errors if not e.ours and not _ECHO.search(e.message)]
+    return "".join(
+        f"\nrank {e.rank} raised {in_one_line(e.type, e.message, e.traceback)}"
+        for e in sorted(own, key=lambda e: e.rank)[:1]
+    )
+
+
+def _end_of(log: Path) -> str:
+    """The end of a rank's log; empty where there is nothing, or no such file here."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
+            file.seek(max(0, log.stat().st_size - MOST_OF_A_LOG))
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _last_words(log: str) -> str:
+    """A line with the last that a rank printed before it died, such as what a C++ library says before it aborts; empty
+    where there is nothing."""
+    lines = log.partition(FATAL)[0].splitlines()
     told = [
         line.strip() for line in lines if line.strip() and not line.startswith(("frame #", "Exception raised from"))
     ]
@@ -204,6 +220,9 @@ _SHARED = (
     "host, which no training does and has broken ranks (docs/gpu.md); ask on a machine with a GPU for each rank"
 )
 
+MOST_OF_A_LOG = 16_384
+"""Characters of a log that are looked at: what was printed last, and where the threads were."""
+
 _ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
 """What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""
 
@@ -213,14 +232,13 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
 
     When an operation fails on several ranks, it is a matter of timing which of them reports first, and a signature must
     not depend on that. So of the ranks that raised something of their own in the operation of the first error, the
-    lowest speaks. A rank that ended without a word says less than one that raised something of its own: where
-    collectives do not match, for example, gloo ends the one and the other raises.
+    lowest speaks.
     """
     first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
-    own = [e for e in outcome.errors if not _ECHO.search(e.message) and (first is not None or not e.ours)]
     if first is None:
-        return None if outcome.shared_gpus else min(own, key=lambda e: e.rank, default=None)
-    return min((e for e in own if e.op_index == first.op_index), key=lambda e: e.rank, default=first)
+        return None
+    own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
+    return min(own, key=lambda e: e.rank, default=first)
 
 
 def _hung(outcome: JobOutcome) -> Failure:
@@ -241,15 +259,21 @@ def _failed_op(scenario: Scenario, differences: Sequence[Any], failure: Failure 
     return FailedOp(min(candidates), expand(scenario)[min(candidates)].kind)
 
 
+ABORTED = "signal SIGABRT"
+"""How a process ended that a C++ library, such as gloo, has ended."""
+
+
 def same_failure(first: Result, second: Result) -> bool:
     """Whether the second attempt failed like the first.
 
     Two mismatches are the same if the same values differ, with the same wrong bits. Two errors are the same if they are
     the same error at the same operation: how far the other ranks got before it, and so what there was to compare, is a
-    matter of timing.
+    matter of timing. So it is, where collectives do not match, whether a rank raises before gloo ends one.
     """
     if first.error is None or second.error is None:
         return first.signature == second.signature and _bits(first) == _bits(second)
+    if first.verdict is second.verdict is Verdict.CRASH and {"died"} < {first.error.type, second.error.type}:
+        return ABORTED in f"{first.error.message}{second.error.message}"
     errors = (replace(result, differences=()).signature for result in (first, second))
     return len(set(errors)) == 1
 

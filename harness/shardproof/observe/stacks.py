@@ -18,6 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _BEGINS = re.compile(r"^(?:Current thread|Stack) .*\(most recent call first\).*\n", re.MULTILINE)
+_THREADS = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\).*\n", re.MULTILINE)
+FATAL = "Fatal Python error: "
+"""How Python begins to tell where its threads are when a signal ends the process."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)\s*$')
 _RANKS = re.compile(r"^ranks? (\d[\d, and]*):$")
 _HARNESS = re.compile(r"/shardproof/world/rank\.py$")
@@ -51,6 +54,19 @@ def stack_in(log: str) -> str:
             break
         kept.append(line.strip())
     return "\n".join(kept)
+
+
+def fatal_traceback_in(log: str) -> str:
+    """The frames of a rank that a signal such as SIGABRT ended, from its log, in the order and form of a traceback,
+    from the operation on; empty for none."""
+    said = log.rpartition(FATAL)
+    for block in _THREADS.split(said[2]) if said[1] else ():
+        frames = [frame for line in block.splitlines() if (frame := _FRAME.match(line))]
+        ours = next((n for n, frame in enumerate(frames) if _HARNESS.search(frame["file"])), None)
+        if ours is not None:
+            told = (f'  File "{f["file"]}", line {f["line"]}, in {f["function"]}\n' for f in reversed(frames[:ours]))
+            return "".join(told)
+    return ""
 
 
 def in_one_text(stacks: Mapping[int, str], characters: int) -> str:

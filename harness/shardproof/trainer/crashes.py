@@ -68,8 +68,8 @@ def method_of(error: Failure, trainer: Described) -> str:
 def message_of(error: Failure) -> str:
     """The message in one line of at most `LONGEST` characters, without what torch says of its C++."""
     lines = [line.strip() for line in error.message.splitlines() if line.strip()]
-    if error.type == "died":  # the second line is the rank's last one
-        return "; ".join(lines[:2])
+    if error.type == "died":  # behind it, what another rank raised, and the rank's last line
+        return "; ".join(lines[:3])
     told = next((n for n, line in enumerate(lines) if n and line.startswith(_OF_CPP)), len(lines))
     return textwrap.shorten(" ".join(lines[:told]), LONGEST, placeholder=" …")
 

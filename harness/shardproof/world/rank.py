@@ -68,6 +68,7 @@ class _Place:
 def run_rank(seat: RankSeat) -> None:
     """Run the session and send one message: `done` or the error. Never returns normally into the caller's state."""
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=False)
+    faulthandler.enable(file=2)  # an abort comes from a thread of a C++ library, and says nothing of Python's
     place = _Place(seat)
     place.enter(START)
     status = 0

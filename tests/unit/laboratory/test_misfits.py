@@ -19,7 +19,7 @@ from shardproof.observe.settings import UNKNOWN
 from shardproof.ownership import in_one_line, with_callable
 from shardproof.protocol.registry import system_named
 from shardproof.readers.errors import CheckpointError, UnfamiliarError, unfamiliar
-from shardproof.result import Failure, Result, differences_to_json
+from shardproof.result import Result, differences_to_json
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict, exit_status
 from shardproof.world.job import JobOutcome, RankError
@@ -115,16 +115,18 @@ def test_a_broken_rank_is_no_crash_of_a_library_where_ranks_share_a_gpu() -> Non
     assert ranks_verdict([replace(died, died=((1, "signal SIGKILL"),))])[0] is Verdict.CRASH
 
 
-def test_a_rank_that_raised_says_more_than_one_that_died() -> None:
+def test_a_rank_that_died_is_told_with_what_another_raised() -> None:
     """Where collectives do not match, gloo ends the one rank and the other raises. What gloo says of a peer that is
     gone is no error of its own."""
     raised = RankError(1, 0, "step", "op", "RuntimeError", "shape '[4, 1, 6, 4]' is invalid", None, "")
     outcome = JobOutcome((raised,), ((0, "signal SIGABRT"),), 0, False, (), 0, 0.0, 0.0, (), ())
-    assert ranks_verdict([outcome]) == (Verdict.CRASH, Failure("RuntimeError", raised.message, 1, "", 0))
+    failure = ranks_verdict([outcome])[1]
+    assert failure is not None
+    assert failure.message.startswith("rank 0 ended without a word: signal SIGABRT\nrank 1 raised RuntimeError: shape")
     echo = replace(raised, message="Connection closed by peer")
     failure = ranks_verdict([replace(outcome, errors=(echo,))])[1]
     assert failure is not None
-    assert failure.type == "died"
+    assert failure.message == "rank 0 ended without a word: signal SIGABRT"
 
 
 def test_an_error_of_our_driver_is_a_misfit_in_one_line_that_is_the_same_on_every_rank() -> None:

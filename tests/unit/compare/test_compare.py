@@ -23,10 +23,12 @@ import torch
 from shardproof.cli.main import entry
 from shardproof.compare.differences import Comparison, EntryDifference
 from shardproof.compare.page import MOST, page_of
+from shardproof.compare.pickles import OpenDecoder
 from shardproof.compare.progress import SilentProgress, progress_on
 from shardproof.compare.renames import parse_rename
 from shardproof.compare.run import CompareRequest, compare
 from shardproof.compare.text import FIRST, render
+from shardproof.readers.symbolic import Mapping
 
 State = dict[str, Any]
 
@@ -145,6 +147,39 @@ def test_a_view_of_a_storage_is_what_it_shows(tmp_path: Path, view: str) -> None
     base = numbers(6, 8)
     tensor = {"transposed": base.t(), "strided": base[1::2, ::3], "expanded": base[0].expand(5, 8), "shared": base[2:]}
     assert of_states(tmp_path, {"x": base, "w": tensor[view]}, {"x": base, "w": tensor[view].clone()}).equal
+
+
+COMPLEX = torch.complex(numbers(3, 4), numbers(3, 4, seed=2))
+BITS: dict[str, torch.Tensor] = {
+    "conjugate": COMPLEX.conj(),
+    "conjugate of doubles": COMPLEX.to(torch.complex128).conj(),
+    "transposed conjugate": COMPLEX.mH,
+    "scalar conjugate": COMPLEX[0, 0].conj(),
+    "negative": torch._neg_view(numbers(3, 4)),
+    "negative in bf16": torch._neg_view(numbers(3, 4, dtype=torch.bfloat16)),
+    "imaginary part of a conjugate": COMPLEX.conj().imag,
+    "negative conjugate": torch._neg_view(COMPLEX.conj()),
+    "negative integers": torch._neg_view(torch.arange(-2, 4)),
+    "negative not-a-number and zero": torch._neg_view(torch.tensor([float("nan"), 0.0, -1.0])),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", BITS)
+def test_a_tensor_with_a_bit_of_its_own_is_what_it_shows(tmp_path: Path, kind: str, zipped: bool) -> None:
+    """Which torch keeps beside a storage that does not change."""
+    lazy = BITS[kind]
+    shown = lazy.resolve_conj().resolve_neg()
+    assert lazy.is_conj() or lazy.is_neg()
+    for name, tensor in {"lazy": lazy, "shown": shown, "other": shown + 1}.items():
+        torch.save({"w": tensor, "x": numbers(2)}, tmp_path / name, _use_new_zipfile_serialization=zipped)
+    assert compared(tmp_path / "lazy", tmp_path / "shown").equal
+    assert not compared(tmp_path / "lazy", tmp_path / "other").equal
+
+
+@pytest.mark.parametrize("flags", ["wrong", {"neg": 1}, {"other": True}])
+def test_bits_that_nobody_knows_are_refused(flags: object) -> None:
+    assert OpenDecoder("it", set()).flags(Mapping(list(flags.items())) if isinstance(flags, dict) else flags) is None
 
 
 def test_sharded_safetensors_with_an_index_and_with_offsets(tmp_path: Path) -> None:

@@ -112,14 +112,15 @@ def resolved(raw: npt.NDArray[Any], dtype: str, flags: frozenset[str]) -> npt.ND
     """
     parts = 2 if dtype.startswith("complex") else 1
     if parts == 1 and not is_float(dtype):
-        return np.zeros_like(raw) - raw if "neg" in flags else raw
+        return np.negative(raw) if "neg" in flags else raw
     unsigned = BITS[itemsize(dtype) // parts]
     numbers = np.array(raw).reshape(-1).view(unsigned).reshape(-1, parts)
     sign = 1 << (8 * itemsize(dtype) // parts - 1)
     negated = "neg" in flags
     signs = (negated, negated != ("conj" in flags)) if parts == 2 else (negated,)
     numbers ^= np.array([sign * flipped for flipped in signs], unsigned)
-    return numbers.reshape(-1).view(raw.dtype).reshape(raw.shape)
+    bits: npt.NDArray[Any] = numbers.reshape(-1).view(raw.dtype).reshape(raw.shape)
+    return bits
 
 
 def contiguous(shape: Ints) -> Ints:

@@ -415,6 +415,29 @@ def test_exit_status_and_output_of_the_command(tmp_path: Path, capsys: pytest.Ca
     assert "--rename '^model[.]='" not in capsys.readouterr().out.split("hint")[0]
 
 
+def test_the_pattern_of_the_help_takes_weights_alone_and_the_rest_is_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry(["diff", "--help"]) == 0
+    (pattern,) = re.findall("--only '(.*)'", capsys.readouterr().out)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moments = {
+        f"l.{name}": state for (name, _), state in zip(model.named_parameters(), optimizer.state.values(), strict=True)
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    state = {"model": {"l": model.state_dict()}, "optim": {"state": moments, "param_groups": groups}}
+    a = samples.save_full(state, tmp_path / "a.pt")
+    b = samples.save_full({**state, "epoch": 1}, tmp_path / "b.pt")
+    found = compared(a, b, only=[pattern])
+    assert (found.equal, found.compared) == (True, {"param": 1})
+    entries = sum(compared(a, b).compared.values()) + 1
+    assert found.left_out == entries - 1
+    assert f"left out by --only: {entries - 1} names" in render(found)
+
+
 def test_names_without_a_common_one_give_a_hint(tmp_path: Path) -> None:
     a = samples.save_full({"model": {"x": BASE, "y": BASE}}, tmp_path / "a.pt")
     b = samples.save_full({"x": BASE, "y": BASE}, tmp_path / "b.pt")

@@ -448,6 +448,33 @@ def test_names_without_a_common_one_give_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("of_a", "rename"),
+    [
+        ({"optimizer": {"fp32": BASE, "exp_avg": BASE}}, r"^optimizer[.](.*)[.]fp32$=\1"),
+        ({"": {"fp32": BASE, "exp_avg": BASE}}, "[.]fp32$="),
+        ({"module": {"": BASE.half()}, "optimizer": {"fp32": BASE}}, r"^optimizer[.](.*)[.]fp32$=\1"),
+        ({"module": {"": BASE}, "optimizer": {"fp32": BASE}}, "^module[.]="),
+    ],
+)
+def test_a_hint_takes_what_stands_around_names_of_tensors(
+    tmp_path: Path, of_a: dict[str, dict[str, torch.Tensor]], rename: str
+) -> None:
+    """As in DeepSpeed's folder and its export; shapes that lie beside are no tensors."""
+    state: State = {f"param_shapes.0.{name}": (8, 6) for name in ("up.weight", "down.weight")}
+    for prefix, parts in of_a.items():
+        for suffix, tensor in parts.items():
+            for name in ("up.weight", "down.weight"):
+                state[".".join(filter(None, (prefix, name, suffix)))] = tensor.clone()
+    a = samples.save_full(state, tmp_path / "a.pt")
+    b = samples.save_full({"up.weight": BASE, "down.weight": BASE}, tmp_path / "b.pt")
+    for one, other, side in ((a, b, "A"), (b, a, "B")):
+        hint = compared(one, other).hint
+        assert hint.startswith(f"no tensor's name is on both sides; 2 of {side}'s are on the other one without ")
+        assert hint.endswith(f": --rename '{rename}'")
+    assert compared(a, b, [rename], ["^(up|down)[.]weight$"]).equal
+
+
+@pytest.mark.parametrize(
     "words", [["--rename", "x"], ["--rename", "(=y"], ["--rename", r"x=\1"], ["--only", "["], ["--only", "nothing"]]
 )
 def test_bad_options_are_refused(tmp_path: Path, words: list[str]) -> None:

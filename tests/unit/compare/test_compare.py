@@ -213,6 +213,16 @@ def test_a_folder_of_several_checkpoints_is_one(tmp_path: Path) -> None:
 # Different
 
 
+def test_a_folder_and_a_file_of_one_name_are_told_apart_by_the_suffix(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        samples.save_dcp({"w": BASE}, tmp_path / side / "before")
+        samples.save_full({"w": BASE + (side == "b")}, tmp_path / side / "before.pt")
+        samples.save_full({"w": BASE}, tmp_path / side / "after.pt")
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert ([one.name for one in found.found], sum(found.compared.values())) == (["before.pt.w"], 3)
+
+
 def test_zeros_of_two_signs_and_payloads_of_nan_differ(tmp_path: Path) -> None:
     zero = only_found(tmp_path, torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
     assert (zero.mismatched, zero.max_ulp, zero.mechanism) == (1, 0, "sign")

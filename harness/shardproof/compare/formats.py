@@ -186,7 +186,8 @@ def _add_beside(contents: Contents, folder: Path) -> list[str]:
 
 
 def _names_below(folder: Path, paths: Iterable[Path]) -> list[tuple[Path, KeyPath]]:
-    """Checkpoints, each with the name that its tensors get: a file's without its suffix, unless another has it."""
+    """Pairs of a checkpoint and the prefix of its tensors: a path without the file's suffix, but with the suffix where
+    a folder or a file beside has the same name without one."""
     relative = {path: path.relative_to(folder) for path in paths}
     short = {path: below.with_suffix("") if path.is_file() else below for path, below in relative.items()}
     taken = Counter(short.values())

@@ -18,9 +18,11 @@ from pathlib import Path
 import click
 import pytest
 from shardproof.cli.main import cli
+from shardproof.compare.dtypes import SAFETENSORS, WIDE
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
+from shardproof.readers.values import JUDGED
 from shardproof.scenario import AXES, parse_axis
 from shardproof.space.files import load_space, split_system
 from shardproof.world import torches
@@ -237,3 +239,12 @@ def test_the_readme_names_the_releases_that_are_declared(system: System) -> None
 def test_there_is_something_to_check() -> None:
     assert len(COMMANDS) > 50
     assert len(list(quotations())) >= 5
+
+
+def test_the_limits_of_readers_name_every_dtype() -> None:
+    section = text_of("docs/checkpoints.md").partition("**Limits.**")[2]
+    judged, widely = section.split("also takes")
+    ours = {*JUDGED.storages.values(), *JUDGED.dtypes.values()}
+    theirs = {*WIDE.storages.values(), *WIDE.dtypes.values(), *SAFETENSORS.values()} - ours
+    assert set(re.findall(r"\w+", judged.partition(" with a scale")[0])) - {"and"} == {*ours, "fp8e4m3"}
+    assert set(re.findall(r"\w+", widely.partition(".")[0])) - {"and"} == theirs

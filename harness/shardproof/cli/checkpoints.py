@@ -19,7 +19,7 @@ from shardproof.verdict import ExitStatus
 @click.option(
     "--rename", "renames", multiple=True, metavar="REGEX=REPL", help="Change names on both sides, first; repeatable."
 )
-@click.option("--only", multiple=True, metavar="REGEX", help="Compare these names only; repeatable.")
+@click.option("--only", multiple=True, metavar="REGEX", help="Compare only names in which it is found; repeatable.")
 @click.option("--all", "everything", is_flag=True, help="Print every difference, however many.")
 @click.option("--no-checksums", is_flag=True, help="Do not verify the checksums in files of torch.")
 @options.json
@@ -37,7 +37,7 @@ def diff(
 
     \b
     shardproof diff checkpoints/step-100 checkpoints/step-200
-    shardproof diff checkpoints/step-100 model.safetensors --rename '^model[.]=' --only weight
+    shardproof diff checkpoints/step-100 model.safetensors --rename '^model[.]=' --only '[.]weight$'
     shardproof diff before.pt after.pt --all --json differences.json --html differences.html
     """
     from shardproof.compare.page import write_page

@@ -83,7 +83,7 @@ class Archive:
             CheckpointError: its storage is not there or of another size, or the tensor leaves it.
         """
         extent = self._storage(tensor.storage)
-        view = View(extent, tensor.dtype, tensor.offset_elements, tensor.shape, tensor.stride)
+        view = View(extent, tensor.dtype, tensor.offset_elements, tensor.shape, tensor.stride, tensor.flags)
         view.require_inside()
         return view
 

@@ -73,7 +73,7 @@ class Comparison:
 
     compared: role → number of names that both have. elements: number of tensor elements compared bit by bit. hint: what
     to try where no name is on both sides. read_bytes: of files. checksums: whether they were verified. left_out: names
-    that the user did not ask for, of both sides.
+    that the user did not ask for, one that both sides have counted once.
     """
 
     a: Side

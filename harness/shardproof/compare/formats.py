@@ -10,6 +10,7 @@ checkpoint too: `optimizer.pt` beside `model.safetensors` adds names `optimizer.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -172,7 +173,7 @@ def _add_several(contents: Contents, folder: Path) -> str:
         raise bad(f"{folder}: {distributed.METADATA}", f"none beside {parts[0]}", allowed, WHOLE)
     if not found:
         raise unfamiliar(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
-    named = [(path, () if len(found) == 1 else _name_below(folder, path)) for path in found]
+    named = [(found[0], ())] if len(found) == 1 else _names_below(folder, found)
     return " and ".join(dict.fromkeys(_add_each(contents, named)))
 
 
@@ -181,15 +182,19 @@ def _add_beside(contents: Contents, folder: Path) -> list[str]:
     loose = [path for path in sorted(folder.iterdir()) if path.name.endswith(safetensors.SUFFIX)]
     found = [path for path in (*loose, *_checkpoints(folder, folder, 0, [0])) if not contents.files.used(path)]
     is_read = [path for path in found if path.is_dir() or _kind_of(contents.files, path)]
-    return _add_each(contents, [(path, _name_below(folder, path)) for path in is_read])
+    return _add_each(contents, _names_below(folder, is_read))
 
 
-def _name_below(folder: Path, path: Path) -> KeyPath:
-    relative = path.relative_to(folder)
-    return relative.with_suffix("").parts if path.is_file() else relative.parts
+def _names_below(folder: Path, paths: Iterable[Path]) -> list[tuple[Path, KeyPath]]:
+    """Pairs of a checkpoint and the prefix of its tensors: a path without the file's suffix, but with the suffix where
+    a folder or a file beside has the same name without one."""
+    relative = {path: path.relative_to(folder) for path in paths}
+    short = {path: below.with_suffix("") if path.is_file() else below for path, below in relative.items()}
+    taken = Counter(short.values())
+    return [(path, (short[path] if taken[short[path]] == 1 else below).parts) for path, below in relative.items()]
 
 
-def _add_each(contents: Contents, named: list[tuple[Path, KeyPath]]) -> list[str]:
+def _add_each(contents: Contents, named: Iterable[tuple[Path, KeyPath]]) -> list[str]:
     return [(_add_known if path.is_dir() else _add_file)(contents, path, name) for path, name in named]
 
 

@@ -47,7 +47,9 @@ def add_legacy(contents: Contents, file: Path, path: KeyPath = ()) -> None:
     extents = _extents(contents, file, len(MAGIC) + at, keys, storages)
     for where, leaf in found:
         if isinstance(leaf, Tensor):
-            view = View(extents[leaf.storage.key], leaf.dtype, leaf.offset_elements, leaf.shape, leaf.stride)
+            view = View(
+                extents[leaf.storage.key], leaf.dtype, leaf.offset_elements, leaf.shape, leaf.stride, leaf.flags
+            )
             view.require_inside()
             contents.add(whole(where or (file.stem,), view))
         else:

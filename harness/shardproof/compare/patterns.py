@@ -119,9 +119,13 @@ class Patterns:
             return "nan_payload", "both are NaN, with other payloads"
         if "sign" in alive:
             return "sign", "the signs are opposite"
-        if "mask" in alive and (self.count >= ENOUGH or self.mask.bit_count() == 1):
-            return "bit_flip", f"{_places(self.mask)} flipped"
-        if len(self.distinct) < min(ENOUGH, total):
+        many = len(self.distinct) >= min(ENOUGH, total)
+        if "mask" in alive:
+            if plain := self._plain_factor(total):
+                return "scaled", f"B is A times {_render_factor(plain)}"
+            if self.mask.bit_count() == 1 or (many and self.count >= ENOUGH):
+                return "bit_flip", f"{_places(self.mask)} flipped"
+        if not many:
             return None
         for name in NARROWER.get(self.dtype, ()) if self.float else ():
             for side, other in (("B", "A"), ("A", "B")):
@@ -130,6 +134,19 @@ class Patterns:
         if "factor" in alive and self.factor is not None:
             return "scaled", f"B is A times {_render_factor(self.factor)}"
         return None
+
+    def _plain_factor(self, total: int) -> Fraction | None:
+        """The whole number, or one part of one, that says better what is wrong than the bits that are flipped; None if
+        nothing does.
+
+        Every change of a constant tensor flips the same bits in all elements, such as eight from 1 to 2. A single bit,
+        the lowest of the exponent, may be flipped in a memory, and is a factor only where several numbers agree.
+        """
+        if not self.alive.get("factor") or self.factor is None:
+            return None
+        plain = 1 in (abs(self.factor.numerator), self.factor.denominator)
+        several = self.mask.bit_count() > 1 or len(self.distinct) >= ENOUGH
+        return self.factor if plain and several and self.count >= min(ENOUGH, total) else None
 
 
 def _factor(x: Raw, y: Raw) -> Fraction | None:

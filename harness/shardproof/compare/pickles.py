@@ -15,6 +15,9 @@ from shardproof.readers.values import Decoder, Scalar, Value
 PLAIN = frozenset({Name("__builtin__", "complex"), Name("builtins", "complex"), Name("torch", "device")})
 """Names that say nothing about who wrote a file."""
 
+FLAGS = frozenset({"neg", "conj"})
+"""What `torch._utils.get_tensor_metadata` saves of a tensor beside its storage."""
+
 BYTES = Name("_codecs", "encode")
 """How protocol 2 writes bytes."""
 
@@ -75,6 +78,11 @@ class OpenDecoder(Decoder):
         if isinstance(key, str | bytes | int | float | None):
             return key
         return _text(key, 8)
+
+    def flags(self, node: object) -> frozenset[str] | None:
+        pairs = node.pairs if isinstance(node, Mapping) else [] if node is None else [(node, node)]
+        names = [name for name, value in pairs if value is True and isinstance(name, str) and name in FLAGS]
+        return frozenset(names) if len(names) == len(pairs) else None
 
     def itemsize(self, dtype: str) -> int:
         return itemsize(dtype)

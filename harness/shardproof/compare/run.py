@@ -106,6 +106,7 @@ class _Work:
     ) -> None:
         self.request, self.progress, self.counted = request, progress, counted
         self.sides = (a, b)
+        self.left_out: set[str] = set()
         self.a, self.b = self.named(a), self.named(b)
         self.found: list[EntryDifference] = []
         self.elements = 0
@@ -125,17 +126,18 @@ class _Work:
             _side(self.sides[0]), _side(self.sides[1]), in_order(self.found),
             Counter(self.role(name) for name in both), self.elements,
             hint_of(self.a, self.b), self.counted["read"], self.request.checksums,
-            left_out=sum(len(side.entries) for side in self.sides) - len(self.a) - len(self.b),
+            left_out=len(self.left_out),
         )  # fmt: skip
 
     def named(self, contents: Contents) -> dict[str, Entry]:
-        """A side's entries under the names that they are compared by."""
+        """A side's entries under the names that they are compared by; those that --only leaves out are noted."""
         entries: dict[str, Entry] = {}
         for old, entry in contents.entries.items():
             name = old
             for rename in self.request.renames:
                 name = rename.apply(name)
             if self.request.only and not any(pattern.search(name) for pattern in self.request.only):
+                self.left_out.add(name)
                 continue
             if name in entries:
                 what = f"{contents.path}: what --rename makes of a name"

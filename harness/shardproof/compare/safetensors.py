@@ -42,6 +42,16 @@ class _Piece:
     view: View
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What a header says of a tensor; its bytes lie from `first` to `last` behind the header."""
+
+    dtype: str
+    size: Ints
+    first: int
+    last: int
+
+
 def looks_like_safetensors(head: bytes) -> bool:
     """Whether nine bytes can begin a safetensors file: a plausible header length in eight bytes, then the `{` of a JSON
     object."""
@@ -110,27 +120,50 @@ def _pieces(contents: Contents, file: Path) -> Iterable[_Piece]:
     try:
         metadata = header.pop("__metadata__", {})
         places = json.loads(metadata.get(_PLACES, "{}"))
-        extents = _extents(contents, file, header, body)
-        for name, entry in header.items():
-            dtype, size = SAFETENSORS[entry["dtype"]], _counts(entry["shape"])
+        entries = {name: _entry(file, name, entry) for name, entry in header.items()}
+        extents = _extents(contents, file, entries, body)
+        for name, entry in entries.items():
+            dtype, size = entry.dtype, entry.size
             start = _counts(places.get(name, {}).get("saved_offsets", [0] * len(size)))
             if len(start) != len(size):
-                raise ValueError(name)
+                raise ValueError(f"saved_offsets of {name!r}")
             yield _Piece(name, dtype, start, size, View(extents[name], dtype, 0, size, contiguous(size)))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         given = f"{type(error).__name__}: {error}"
-        raise bad(f"{file}: header", given, f"dtype ({', '.join(SAFETENSORS)}), shape, data_offsets", FORM) from None
+        raise bad(f"{file}: metadata in the header", given, "none, or those of torch's shards", FORM) from None
 
 
-def _extents(contents: Contents, file: Path, header: Mapping[str, Any], body: int) -> dict[str, Extent]:
+def _entry(file: Path, name: str, entry: object) -> _Entry:
+    """One tensor of a header.
+
+    Raises:
+        CheckpointError: it lacks a part, or has one that is not as the format says.
+    """
+    what = f"{file}: header of {name!r}"
+    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
+        given = sorted(entry) if isinstance(entry, dict) else [type(entry).__name__]
+        raise bad(what, ", ".join(given), "dtype, shape and data_offsets", FORM)
+    dtype = entry["dtype"]
+    if not isinstance(dtype, str) or dtype not in SAFETENSORS:
+        raise bad(f"{what}: dtype", dtype, SAFETENSORS, FORM)
+    try:
+        size, offsets = _counts(entry["shape"]), _counts(entry["data_offsets"])
+    except TypeError as error:
+        raise bad(what, str(error), "a shape and data_offsets of whole numbers from 0", FORM) from None
+    if len(offsets) != 2:
+        raise bad(f"{what}: data_offsets", len(offsets), "2 numbers, where its bytes begin and end", FORM)
+    return _Entry(SAFETENSORS[dtype], size, *offsets)
+
+
+def _extents(contents: Contents, file: Path, entries: Mapping[str, _Entry], body: int) -> dict[str, Extent]:
     """Where each tensor's bytes lie; `body` is where all of them begin."""
     size, end = contents.files.size(file) - body, 0
     extents = {}
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        first, last = _counts(entry["data_offsets"])
-        needed = prod(_counts(entry["shape"])) * itemsize(SAFETENSORS[entry["dtype"]])
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
+        first, last = entry.first, entry.last
+        needed = prod(entry.size) * itemsize(entry.dtype)
         if (first < end and needed) or last > size or last - first != needed:
             given = f"{'cut off: ' * (last > size)}{first} to {last}"
             raise bad(f"{file}: bytes of {name!r}", given, f"{needed} of its own, up to {size}", FORM)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from shardproof.compare.dtypes import itemsize, raw_of
+from shardproof.compare.dtypes import BITS, is_float, itemsize, raw_of
 from shardproof.compare.files import FORM, Extent
 from shardproof.readers.errors import bad
 
@@ -29,13 +29,15 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor in a storage. offset and stride count elements."""
+    """A tensor in a storage. offset and stride count elements. flags: `neg` and `conj`, torch's bits of a tensor that
+    is the negative, or the complex conjugate, of what is stored."""
 
     extent: Extent
     dtype: str
     offset: int
     shape: Ints
     stride: Ints
+    flags: frozenset[str] = frozenset()
 
     def require_inside(self) -> None:
         """Check that the storage has every element.
@@ -64,7 +66,7 @@ class View:
             where = f"{self.extent.path}: elements of {self.extent.name}"
             given = f"{prod(shape)} from {start} on"
             raise bad(where, given, f"inside its {prod(self.shape)}", FORM)
-        return View(self.extent, self.dtype, self.offset + start, shape, contiguous(shape))
+        return View(self.extent, self.dtype, self.offset + start, shape, contiguous(shape), self.flags)
 
     def read(self, start: Ints, into: npt.NDArray[Any]) -> None:
         """Fill `into` with the box that begins at `start` and has its shape.
@@ -78,6 +80,8 @@ class View:
         if into.size:
             offset = self.offset + sum(at * stride for at, stride in zip(start, self.stride, strict=True))
             self._fill(offset, into.shape, self.stride, into)
+            if self.flags:
+                into[...] = resolved(into, self.dtype, self.flags)
 
     def _fill(self, offset: int, size: Ints, stride: Ints, into: npt.NDArray[Any]) -> None:
         item = itemsize(self.dtype)
@@ -98,6 +102,25 @@ class View:
         window = np.empty(span, raw_of(self.dtype))
         self.extent.read_into(offset * item, window.view(np.uint8).data)
         into[...] = as_strided(window, size, tuple(s * item for s in stride), writeable=False)
+
+
+def resolved(raw: npt.NDArray[Any], dtype: str, flags: frozenset[str]) -> npt.NDArray[Any]:
+    """The bits of a tensor's elements, from stored ones and the tensor's flags.
+
+    A sign is one bit of a floating-point number, also of NaN, and of each part of a complex one; an integer is
+    negated as two's complement.
+    """
+    parts = 2 if dtype.startswith("complex") else 1
+    if parts == 1 and not is_float(dtype):
+        return np.negative(raw) if "neg" in flags else raw
+    unsigned = BITS[itemsize(dtype) // parts]
+    numbers = np.array(raw).reshape(-1).view(unsigned).reshape(-1, parts)
+    sign = 1 << (8 * itemsize(dtype) // parts - 1)
+    negated = "neg" in flags
+    signs = (negated, negated != ("conj" in flags)) if parts == 2 else (negated,)
+    numbers ^= np.array([sign * flipped for flipped in signs], unsigned)
+    bits: npt.NDArray[Any] = numbers.reshape(-1).view(raw.dtype).reshape(raw.shape)
+    return bits
 
 
 def contiguous(shape: Ints) -> Ints:

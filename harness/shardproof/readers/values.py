@@ -81,12 +81,14 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as a view of a storage: offset and stride count elements."""
+    """A tensor as a view of a storage: offset and stride count elements. flags: `neg` and `conj`, torch's bits that
+    make it the negative, or the complex conjugate, of what is stored."""
 
     storage: Storage
     offset_elements: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    flags: frozenset[str] = frozenset()
 
     @property
     def dtype(self) -> str:
@@ -234,11 +236,24 @@ class Decoder:
         match args:
             case (Node(function=function, args=((*persistent,),)), int(offset), tuple(size), tuple(stride), *_):
                 shape, strides = integers(size), integers(stride)
-                flags = args[6] if len(args) > 6 else None  # conjugate and negative bits, which change the values
-                plain = flags is None or (isinstance(flags, Mapping) and not flags.pairs)
-                if function == PERSISTENT and shape is not None and strides is not None and plain and offset >= 0:
-                    return Tensor(self.storage(persistent), offset, shape, strides)
-        raise bad(f"{self.origin}: tensor", "damaged or with flags", "storage, offset, size and stride", FORM)
+                flags = self.flags(args[6] if len(args) > 6 else None)
+                sound = function == PERSISTENT and offset >= 0
+                if sound and shape is not None and strides is not None and flags is not None:
+                    return Tensor(self.storage(persistent), offset, shape, strides, flags)
+        raise bad(f"{self.origin}: tensor", "damaged", "storage, offset, size and stride", FORM)
+
+    def flags(self, node: object) -> frozenset[str] | None:
+        """The bits of a tensor that change what its storage says; None for damaged ones.
+
+        Raises:
+            CheckpointError: there are some, which no scenario writes; a reader for another purpose may take them.
+        """
+        if isinstance(node, Mapping) and node.pairs:
+            given = ", ".join(str(name) for name, _ in node.pairs if isinstance(name, str))
+            raise unfamiliar(
+                f"{self.origin}: flags of a tensor", given, "none: tensor.resolve_conj().resolve_neg()", FORM
+            )
+        return frozenset() if node is None or isinstance(node, Mapping) else None
 
     def untyped(self, args: tuple[object, ...]) -> Tensor:
         """A tensor whose dtype stands beside its storage of bytes.
@@ -247,8 +262,18 @@ class Decoder:
             CheckpointError: it is damaged, or of a dtype that is not taken.
         """
         match args:
-            case (Node(function=function, args=((*persistent,),)), int(offset), size, stride, _, _, Name() as kind, *_):
+            case (
+                Node(function=function, args=((*persistent,),)),
+                int(offset),
+                size,
+                stride,
+                _,
+                _,
+                Name() as kind,
+                *rest,
+            ):
                 shape, strides = integers(size), integers(stride)
+                flags = self.flags(rest[0] if rest else None)
                 dtype = self.bounds.dtypes.get(kind.name) if kind.module == "torch" else None
                 if dtype is None:
                     raise unfamiliar(f"{self.origin}: dtype of a tensor", str(kind), self.bounds.dtypes, FORM)
@@ -256,8 +281,9 @@ class Decoder:
                     case ["storage", Name() as storage, str(key), str(), int(count), *_] if (
                         function == PERSISTENT and storage == UNTYPED and count >= 0 and offset >= 0
                     ):
-                        if shape is not None and strides is not None:
-                            return Tensor(Storage(dtype, key, count // self.itemsize(dtype)), offset, shape, strides)
+                        if shape is not None and strides is not None and flags is not None:
+                            stored = Storage(dtype, key, count // self.itemsize(dtype))
+                            return Tensor(stored, offset, shape, strides, flags)
         raise bad(f"{self.origin}: tensor", "damaged", "storage, offset, size, stride and dtype", FORM)
 
     def whole(self, persistent: list[object]) -> Tensor:

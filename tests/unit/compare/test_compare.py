@@ -23,10 +23,12 @@ import torch
 from shardproof.cli.main import entry
 from shardproof.compare.differences import Comparison, EntryDifference
 from shardproof.compare.page import MOST, page_of
+from shardproof.compare.pickles import OpenDecoder
 from shardproof.compare.progress import SilentProgress, progress_on
 from shardproof.compare.renames import parse_rename
 from shardproof.compare.run import CompareRequest, compare
 from shardproof.compare.text import FIRST, render
+from shardproof.readers.symbolic import Mapping
 
 State = dict[str, Any]
 
@@ -147,6 +149,39 @@ def test_a_view_of_a_storage_is_what_it_shows(tmp_path: Path, view: str) -> None
     assert of_states(tmp_path, {"x": base, "w": tensor[view]}, {"x": base, "w": tensor[view].clone()}).equal
 
 
+COMPLEX = torch.complex(numbers(3, 4), numbers(3, 4, seed=2))
+BITS: dict[str, torch.Tensor] = {
+    "conjugate": COMPLEX.conj(),
+    "conjugate of doubles": COMPLEX.to(torch.complex128).conj(),
+    "transposed conjugate": COMPLEX.mH,
+    "scalar conjugate": COMPLEX[0, 0].conj(),
+    "negative": torch._neg_view(numbers(3, 4)),
+    "negative in bf16": torch._neg_view(numbers(3, 4, dtype=torch.bfloat16)),
+    "imaginary part of a conjugate": COMPLEX.conj().imag,
+    "negative conjugate": torch._neg_view(COMPLEX.conj()),
+    "negative integers": torch._neg_view(torch.arange(-2, 4)),
+    "negative not-a-number and zero": torch._neg_view(torch.tensor([float("nan"), 0.0, -1.0])),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", BITS)
+def test_a_tensor_with_a_bit_of_its_own_is_what_it_shows(tmp_path: Path, kind: str, zipped: bool) -> None:
+    """Which torch keeps beside a storage that does not change."""
+    lazy = BITS[kind]
+    shown = lazy.resolve_conj().resolve_neg()
+    assert lazy.is_conj() or lazy.is_neg()
+    for name, tensor in {"lazy": lazy, "shown": shown, "other": shown + 1}.items():
+        torch.save({"w": tensor, "x": numbers(2)}, tmp_path / name, _use_new_zipfile_serialization=zipped)
+    assert compared(tmp_path / "lazy", tmp_path / "shown").equal
+    assert not compared(tmp_path / "lazy", tmp_path / "other").equal
+
+
+@pytest.mark.parametrize("flags", ["wrong", {"neg": 1}, {"other": True}])
+def test_bits_that_nobody_knows_are_refused(flags: object) -> None:
+    assert OpenDecoder("it", set()).flags(Mapping(list(flags.items())) if isinstance(flags, dict) else flags) is None
+
+
 def test_sharded_safetensors_with_an_index_and_with_offsets(tmp_path: Path) -> None:
     state = {"a": numbers(4, 3), "b": numbers(5)}
     one = write_safetensors(tmp_path / "one.safetensors", state)
@@ -176,6 +211,16 @@ def test_a_folder_of_several_checkpoints_is_one(tmp_path: Path) -> None:
 
 
 # Different
+
+
+def test_a_folder_and_a_file_of_one_name_are_told_apart_by_the_suffix(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        samples.save_dcp({"w": BASE}, tmp_path / side / "before")
+        samples.save_full({"w": BASE + (side == "b")}, tmp_path / side / "before.pt")
+        samples.save_full({"w": BASE}, tmp_path / side / "after.pt")
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert ([one.name for one in found.found], sum(found.compared.values())) == (["before.pt.w"], 3)
 
 
 def test_zeros_of_two_signs_and_payloads_of_nan_differ(tmp_path: Path) -> None:
@@ -221,6 +266,12 @@ EXPLAINED: dict[str, tuple[torch.Tensor, torch.Tensor, str, str]] = {
     "third": (BASE, BASE / 3, "scaled", "B is A times 1/3 (0.333333)."),
     "scaled up": (BASE, BASE * 65536, "scaled", "B is A times 65536."),
     "tiny": (BASE, BASE * 2**-30, "scaled", "B is A times 1/1073741824 (9.31323e-10)."),
+    "constant": (torch.ones(8, 6), torch.full((8, 6), 2.0), "scaled", "B is A times 2."),
+    "constant third": (torch.full((8, 6), 9.0), torch.full((8, 6), 3.0), "scaled", "B is A times 1/3 (0.333333)."),
+    "other constant": (torch.full((8, 6), 0.3), torch.full((8, 6), 0.7), "", ""),
+    "other integer": (torch.full((8, 6), 1), torch.full((8, 6), 2), "", ""),
+    "one bit of a constant": (torch.ones(8, 6), torch.full((8, 6), 0.5), "bit_flip", "Bit 23 is flipped."),
+    "one bit of several": (BASE.abs() % 1 + 1, (BASE.abs() % 1 + 1) / 2, "scaled", "B is A times 1/2 (0.5)."),
     "sign": (BASE, -BASE, "sign", "The signs are opposite."),
     "zeros": (BASE, torch.zeros(8, 6), "zeroed", "B is zero and A is not."),
     "nan": (BASE, BASE * float("nan"), "nan", "B is NaN and A is a number."),
@@ -374,6 +425,29 @@ def test_exit_status_and_output_of_the_command(tmp_path: Path, capsys: pytest.Ca
     assert "--rename '^model[.]='" not in capsys.readouterr().out.split("hint")[0]
 
 
+def test_the_pattern_of_the_help_takes_weights_alone_and_the_rest_is_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry(["diff", "--help"]) == 0
+    (pattern,) = re.findall("--only '(.*)'", capsys.readouterr().out)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moments = {
+        f"l.{name}": state for (name, _), state in zip(model.named_parameters(), optimizer.state.values(), strict=True)
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    state = {"model": {"l": model.state_dict()}, "optim": {"state": moments, "param_groups": groups}}
+    a = samples.save_full(state, tmp_path / "a.pt")
+    b = samples.save_full({**state, "epoch": 1}, tmp_path / "b.pt")
+    found = compared(a, b, only=[pattern])
+    assert (found.equal, found.compared) == (True, {"param": 1})
+    entries = sum(compared(a, b).compared.values()) + 1
+    assert found.left_out == entries - 1
+    assert f"left out by --only: {entries - 1} names" in render(found)
+
+
 def test_names_without_a_common_one_give_a_hint(tmp_path: Path) -> None:
     a = samples.save_full({"model": {"x": BASE, "y": BASE}}, tmp_path / "a.pt")
     b = samples.save_full({"x": BASE, "y": BASE}, tmp_path / "b.pt")
@@ -381,6 +455,33 @@ def test_names_without_a_common_one_give_a_hint(tmp_path: Path) -> None:
     assert len(found.found) == 4
     assert found.hint.endswith("2 of A's are on the other one without 'model': --rename '^model[.]='")
     assert compared(a, b, ["^model[.]="]).equal
+
+
+@pytest.mark.parametrize(
+    ("of_a", "rename"),
+    [
+        ({"optimizer": {"fp32": BASE, "exp_avg": BASE}}, r"^optimizer[.](.*)[.]fp32$=\1"),
+        ({"": {"fp32": BASE, "exp_avg": BASE}}, "[.]fp32$="),
+        ({"module": {"": BASE.half()}, "optimizer": {"fp32": BASE}}, r"^optimizer[.](.*)[.]fp32$=\1"),
+        ({"module": {"": BASE}, "optimizer": {"fp32": BASE}}, "^module[.]="),
+    ],
+)
+def test_a_hint_takes_what_stands_around_names_of_tensors(
+    tmp_path: Path, of_a: dict[str, dict[str, torch.Tensor]], rename: str
+) -> None:
+    """As in DeepSpeed's folder and its export; shapes that lie beside are no tensors."""
+    state: State = {f"param_shapes.0.{name}": (8, 6) for name in ("up.weight", "down.weight")}
+    for prefix, parts in of_a.items():
+        for suffix, tensor in parts.items():
+            for name in ("up.weight", "down.weight"):
+                state[".".join(filter(None, (prefix, name, suffix)))] = tensor.clone()
+    a = samples.save_full(state, tmp_path / "a.pt")
+    b = samples.save_full({"up.weight": BASE, "down.weight": BASE}, tmp_path / "b.pt")
+    for one, other, side in ((a, b, "A"), (b, a, "B")):
+        hint = compared(one, other).hint
+        assert hint.startswith(f"no tensor's name is on both sides; 2 of {side}'s are on the other one without ")
+        assert hint.endswith(f": --rename '{rename}'")
+    assert compared(a, b, [rename], ["^(up|down)[.]weight$"]).equal
 
 
 @pytest.mark.parametrize(

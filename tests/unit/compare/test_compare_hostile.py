@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hostile_checkpoints import CYCLE, DOUBLED, NESTED, WRONG, archive, foreign_files, tensor
 from shardproof.compare import archives
+from shardproof.compare.listing import listed
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
 from shardproof.errors import UsageError
@@ -248,6 +250,29 @@ DAMAGE: dict[str, Callable[[dict[str, dict[str, object]]], object]] = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damaged_safetensors(tmp_path: Path, what: str) -> None:
     refusal(_header(write_safetensors(tmp_path / "m.safetensors", {"w": torch.ones(4)}), DAMAGE[what]))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"dtype": ""}, "header of 'lm_head.weight': dtype: given ''; allowed: F64, F32, "),
+        ({"dtype": ["F32"]}, "header of 'lm_head.weight': dtype: given 'list'; allowed: F64, F32, "),
+        ({"shape": [-4]}, "header of 'lm_head.weight': given 'not a list of counts: [-4]'; allowed: a shape and "),
+        ({"data_offsets": [0]}, "header of 'lm_head.weight': data_offsets: given 1; allowed: 2 numbers"),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_told_by_file_and_tensor(
+    tmp_path: Path, entry: dict[str, object], said: str
+) -> None:
+    file = write_safetensors(tmp_path / "m.safetensors", {"lm_head.weight": torch.ones(4), "v": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=re.escape(f"{file}: {said}")):
+        listed(_header(file, lambda header: header["lm_head.weight"].update(entry)), [])
+
+
+def test_a_header_without_a_part_is_told_by_what_it_has(tmp_path: Path) -> None:
+    file = write_safetensors(tmp_path / "m.safetensors", {"w": torch.ones(4)})
+    with pytest.raises(CheckpointError, match="header of 'w': given 'data_offsets, shape'; allowed: dtype, shape and"):
+        listed(_header(file, lambda header: header["w"].pop("dtype") and None), [])
 
 
 @pytest.mark.parametrize(

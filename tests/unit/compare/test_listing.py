@@ -53,6 +53,15 @@ def test_dtypes_that_no_scenario_writes_are_listed(tmp_path: Path, capsys: pytes
     }
 
 
+def test_a_tensor_with_a_bit_that_changes_its_values_is_listed(tmp_path: Path) -> None:
+    conjugate = torch.tensor([1j, 2j]).conj()
+    files = [samples.save_full({"w": tensor}, tmp_path / name) for name, tensor in
+             (("lazy", conjugate), ("shown", conjugate.resolve_conj()))]  # fmt: skip
+    with pytest.raises(UnfamiliarError, match="conj"):
+        describe(files[0])
+    assert listed(files[0], []) == listed(files[1], [])
+
+
 def test_an_empty_file_is_called_empty_by_an_error_of_inspect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

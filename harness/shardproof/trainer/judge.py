@@ -193,7 +193,7 @@ class Judge(Judging):
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
     def _all_seen(self, steps: list[int]) -> OfParameters:
-        """What optimizers had of each parameter in any of the steps."""
+        """Parameters and copies of them → their kind of gradient, whichever of the steps had the most."""
         return together(self.gradients.get(op, {}) for op in steps)
 
     def _frozen_moves(self, notes: list[str]) -> bool:

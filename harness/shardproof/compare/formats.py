@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def open_contents(
 
 def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[Layout[Contents]]) -> list[Path]:
     """Take up every checkpoint at or below some paths, each under its name below `contents.path`, also where files of
-    several formats lie side by side: `optimizer.pt` beside `model.safetensors`, for example.
+    several formats lie side by side: `optimizer.pt` beside `model.safetensors`, for example. Names begin with the file
+    or folder: `global_step2.module.weight`. Where two files come to one name, as of `state.bin` and `state.pt`, the
+    second has its suffix in it.
 
     Returns: the files that nobody can read, or that are damaged.
 
@@ -78,9 +81,8 @@ def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[
     """
     unread: list[Path] = []
     for path, add in _units(contents.path, paths, tuple(layouts), [0]):
-        one = Contents(contents.path, contents.files, contents.checksums)
         try:
-            form = add(one)
+            one, form = _read(contents, path, add)
         except CheckpointError:
             unread.append(path)
             continue
@@ -92,7 +94,18 @@ def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[
     return unread
 
 
-_Adds = Callable[[Contents], str]
+_Adds = Callable[[Contents, KeyPath], str]
+
+
+def _read(contents: Contents, path: Path, add: _Adds) -> tuple[Contents, str]:
+    """What lies at a path, under names that `contents` does not have, and its format."""
+    one, form = Contents(contents.path, contents.files, contents.checksums), ""
+    for name in (_name_below(contents.path, path), path.relative_to(contents.path).parts):
+        one = Contents(contents.path, contents.files, contents.checksums)
+        form = add(one, name)
+        if one.entries.keys().isdisjoint(contents.entries):
+            break
+    return one, form
 
 
 def _units(
@@ -103,26 +116,37 @@ def _units(
         seen[0] += 1
         if seen[0] > MOST:
             raise bad(f"{root}: files in it", f"more than {MOST}", "a checkpoint's own folder", FORM)
-        below = path.relative_to(root)
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             continue
         if path.is_file():
-            prefix = below.with_suffix("").parts if path.suffix in (*SAVED, safetensors.SUFFIX) else below.parts
-            yield path, partial(_add_file, file=path, path=prefix)
+            yield path, partial(_add_at, _add_file, path)
         elif layout := next((each for each in layouts if each.recognises(path)), None):
-            yield path, partial(layout.add, folder=path)
+            yield path, partial(_add_layout, layout, path)
         elif os.path.lexists(path / distributed.METADATA):
-            yield path, partial(_add_known, folder=path, path=below.parts)
+            yield path, partial(_add_at, _add_known, path)
         else:
             inside = sorted(path.iterdir())
             shards = [one for one in inside if one.name.endswith(safetensors.SUFFIX)]
             if len(shards) > 1:
-                yield path, partial(_add_shards, shards=shards, path=below.parts)
+                yield path, partial(_add_shards, shards)
                 inside = [one for one in inside if one not in shards]
             yield from _units(root, inside, layouts, seen)
 
 
-def _add_shards(contents: Contents, shards: list[Path], path: KeyPath) -> str:
+def _add_at(add: Callable[[Contents, Path, KeyPath], str], path: Path, contents: Contents, name: KeyPath) -> str:
+    return add(contents, path, name)
+
+
+def _add_layout(layout: Layout[Contents], folder: Path, contents: Contents, name: KeyPath) -> str:
+    """Take up a folder that a system's layout reads, under the folder's name: a run may have several such folders."""
+    form = layout.add(contents, folder)
+    held, contents.entries = contents.entries, {}
+    for entry in held.values():
+        contents.add(replace(entry, path=(*name, *entry.path)))
+    return form
+
+
+def _add_shards(shards: list[Path], contents: Contents, path: KeyPath) -> str:
     safetensors.add_safetensors(contents, shards, path)
     return "safetensors"
 
@@ -186,7 +210,8 @@ def _add_beside(contents: Contents, folder: Path) -> list[str]:
 
 def _name_below(folder: Path, path: Path) -> KeyPath:
     relative = path.relative_to(folder)
-    return relative.with_suffix("").parts if path.is_file() else relative.parts
+    is_saved = path.is_file() and path.suffix in (*SAVED, safetensors.SUFFIX)
+    return relative.with_suffix("").parts if is_saved else relative.parts
 
 
 def _add_each(contents: Contents, named: list[tuple[Path, KeyPath]]) -> list[str]:

@@ -17,11 +17,14 @@ import pytest
 import torch
 from shardproof.compare.differences import EntryDifference
 from shardproof.errors import UsageError
+from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
+from shardproof.trainer.command.arms import CommandArms
 from shardproof.trainer.command.asked import asked_command
 from shardproof.trainer.command.checkpoints import Compared, change_values, checkpoints_in, compared, number_of
 from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.process import said_last
+from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.trainer.command.text import document
 
 from tests.paths import PYTHONPATH, ROOT
@@ -107,6 +110,35 @@ def test_a_format_that_nobody_knows_is_compared_by_bytes(tmp_path: Path) -> None
     one, same, other = (checkpoints_in(tmp_path / name)[-1] for name in ("one", "same", "other"))
     assert (compared(one, same).unread, bool(compared(one, same).why)) == ((), True)
     assert compared(one, other).unread == ("weights.msgpack",)
+
+
+def test_files_and_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """As two tags of DeepSpeed with two stages each, in the one folder of a run."""
+    for tag in ("global_step1", "global_step2"):
+        (tmp_path / tag).mkdir()
+        for rank in (0, 1):
+            state = {"module": {"weight": torch.ones(3)}, "buffer_names": ["mean"], "param_shapes": []}
+            torch.save(state, tmp_path / tag / f"mp_rank_0{rank}_model_states.pt")
+    for suffix in ("bin", "pt"):
+        torch.save({"weight": torch.ones(3)}, tmp_path / f"state.{suffix}")
+    change_values(tmp_path)
+    for file in (*tmp_path.glob("*/*.pt"), *tmp_path.glob("state.*")):
+        saved = torch.load(file)
+        assert saved.get("module", saved)["weight"].tolist() == [1.5, 1.0, 1.0], file
+
+
+def test_a_refusal_to_change_values_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"weight": torch.ones(3)}, tmp_path / "last.pt")
+    kept = Ran("cut-1", tmp_path, tmp_path / "log", 0, 1.0)
+    arms = CommandArms(Runs(asked_command(COMMAND, "2,4", "", ""), tmp_path, 9.0, lambda text: None))
+
+    def refused(*given: Any, **named: Any) -> Ran:
+        raise CheckpointError("too many files")
+
+    monkeypatch.setattr(arms.runs, "of", refused)
+    seen = arms._seen(ArmResult("resumed", "pass", ""), kept)
+    assert seen.verdict == "pass"
+    assert seen.notes[0].endswith("since its values cannot be changed (too many files)")
 
 
 class Hostile:

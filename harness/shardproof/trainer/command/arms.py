@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from shardproof.errors import UsageError
+from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.asked import FORM
@@ -197,7 +198,10 @@ class CommandArms:
         same end."""
         if compared(cut.checkpoints[-1], cut.checkpoints[-1]).why:
             return replace(found, notes=(*found.notes, text.NOT_SEEN))
-        ran = self.runs.of("changed", self.asked.whole, base=cut.folder, change=change_values)
+        try:
+            ran = self.runs.of("changed", self.asked.whole, base=cut.folder, change=change_values)
+        except CheckpointError as error:
+            return replace(found, notes=(*found.notes, text.not_changed(str(error))))
         if not ran.ended_well or not ran.checkpoints or ran.checkpoints[-1].number != self.last.number:
             return found
         after = compared(self.last, ran.checkpoints[-1])

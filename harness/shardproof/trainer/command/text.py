@@ -52,6 +52,11 @@ def of_failure(name: str, ran: Ran) -> ArmResult:
     return ArmResult(name, Verdict.CRASH.value, told)
 
 
+def not_changed(why: str) -> str:
+    """A note on a checkpoint whose values a reader refuses to change, with the reader's reason."""
+    return f"nobody can say whether the resumed run reads the checkpoint, since its values cannot be changed ({why})"
+
+
 def came_once(sentence: str) -> str:
     """A failure that a second try did not show."""
     return f"{sentence} It did not come again in a second try."

@@ -13,11 +13,14 @@ stand at one place share a stack in the text:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _BEGINS = re.compile(r"^(?:Current thread|Stack) .*\(most recent call first\).*\n", re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\).*\n", re.MULTILINE)
+_ABORTED = "Fatal Python error: Aborted"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)\s*$')
 _RANKS = re.compile(r"^ranks? (\d[\d, and]*):$")
 _HARNESS = re.compile(r"/shardproof/world/rank\.py$")
@@ -51,6 +54,19 @@ def stack_in(log: str) -> str:
             break
         kept.append(line.strip())
     return "\n".join(kept)
+
+
+def stacks_in(log: str) -> list[tuple[Frame, ...]]:
+    """The stack of the main thread of every process that `faulthandler` wrote into a log when the process was aborted,
+    the innermost frame first."""
+    stacks = []
+    for dump in log.split(_ABORTED)[1:]:
+        threads: list[tuple[Frame, ...]] = []
+        for block in _THREAD.split(dump)[1:]:
+            frames = itertools.takewhile(bool, map(_FRAME.match, block.splitlines()))
+            threads.append(tuple(Frame(one["file"], int(one["line"]), one["function"]) for one in frames if one))
+        stacks += list(filter(None, threads))[-1:]  # threads are told from the newest to the first
+    return stacks
 
 
 def in_one_text(stacks: Mapping[int, str], characters: int) -> str:

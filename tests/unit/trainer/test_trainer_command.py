@@ -19,11 +19,12 @@ from shardproof.compare.differences import EntryDifference
 from shardproof.errors import UsageError
 from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
+from shardproof.trainer.command import text
 from shardproof.trainer.command.arms import CommandArms
 from shardproof.trainer.command.asked import asked_command
 from shardproof.trainer.command.checkpoints import Compared, change_values, checkpoints_in, compared, number_of
 from shardproof.trainer.command.page import page_of
-from shardproof.trainer.command.process import said_last
+from shardproof.trainer.command.process import STACKS, places_in, said_last
 from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.trainer.command.text import document
 
@@ -240,6 +241,45 @@ Root Cause (first observed failure):
 ============================================================
 """
 
+DUMP = b"""Fatal Python error: Aborted
+
+Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 9 in wait
+
+Thread 0x2 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 40 in recv
+  File "/home/me/train.py", line 7 in step
+  File "/home/me/train.py", line 20 in <module>
+
+Extension modules: numpy (total: 1)
+Fatal Python error: Aborted
+
+Current thread 0x3 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/elastic/agent/server/api.py", line 8 in run
+"""
+
+
+def test_a_hang_says_where_it_was_and_what_it_printed(tmp_path: Path) -> None:
+    log = tmp_path / "whole.log"
+    ran = Ran("whole", tmp_path, log, None, 70.0)
+    where = "Its processes were in recv (distributed_c10d.py, line 40; from train.py, line 7)."
+    log.write_bytes(b"step 3\n" + STACKS + DUMP)
+    first = text.of_failure("whole", ran)
+    assert f"{where} It printed last: step 3. Its output: {log}" in first.sentence
+    log.write_bytes(STACKS + DUMP)
+    assert f"{where} It printed nothing: {log} is empty but for stacks." in text.of_failure("whole", ran).sentence
+    log.write_bytes(b"")
+    assert f"killed. It printed nothing: {log} is empty." in text.of_failure("whole", ran).sentence
+
+
+def test_a_second_try_that_fails_otherwise_is_told() -> None:
+    hang, crash = ArmResult("whole", "hang", "It hung."), ArmResult("whole", "crash", "It died. Its output: twice.log")
+    both = text.came_once(hang, crash)
+    assert both.verdict == "nondeterministic"
+    assert both.sentence == "It hung. A second try came to another failure, crash. It died. Its output: twice.log"
+    assert text.came_once(hang, ArmResult("whole", "pass", "")).sentence.endswith("not come again in a second try.")
+
+
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6051"
 
 
@@ -254,6 +294,7 @@ LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
         ("subprocess.CalledProcessError: Command 'x'\n", "subprocess.CalledProcessError: Command 'x'"),
         ("no checkpoint was found\n=====\n\n", "no checkpoint was found"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        (f"  what():  [enforce fail] 64 vs 32.\n[rank0]: {LOST}\n", "what():  [enforce fail] 64 vs 32."),
         ("\n", "it said nothing"),
     ],
 )
@@ -314,4 +355,6 @@ def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
     )
     ended = run([sys.executable, "-c", f"{script}; time.sleep(1000)"], tmp_path / "log", 3.0)
     assert ended.status is None
+    assert [place.partition(" (")[0] for place in places_in(tmp_path / "log")] == ["<module>"]
+    assert "printed nothing" in text.of_failure("whole", Ran("whole", tmp_path, tmp_path / "log", None, 3.0)).sentence
     assert [pid for pid in (tmp_path / "pid").read_text().split() if Path(f"/proc/{pid}").exists()] == []

@@ -82,9 +82,9 @@ class CommandArms:
         """An arm, judged a second time in runs of its own where it failed: a failure that does not come again is no
         failure of that kind."""
         first = judge(1)
-        if not Verdict(first.verdict).is_failure or judge(2).verdict == first.verdict:
+        if not Verdict(first.verdict).is_failure or (second := judge(2)).verdict == first.verdict:
             return first
-        return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(first.sentence))
+        return text.came_once(first, second)
 
     def _require_script(self, whole: Ran) -> None:
         """Refuse a command whose script is not there: it says nothing about any training.
@@ -103,13 +103,13 @@ class CommandArms:
         twice = self.runs.of(TWICE, self.asked.whole, patience=1 if whole.ended_well else 2)
         if not whole.ended_well:
             failed = text.of_failure(WHOLE, whole)
-            again = text.of_failure(WHOLE, twice) if not twice.ended_well else None
-            if again is not None and again.verdict == failed.verdict:
-                return failed
-            return replace(failed, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(failed.sentence))
+            passed = ArmResult(WHOLE, Verdict.PASS.value, "")
+            again = passed if twice.ended_well else text.of_failure(WHOLE, twice)
+            return failed if again.verdict == failed.verdict else text.came_once(failed, again)
         if not twice.ended_well:
             failed = text.of_failure(TWICE, twice)
-            return replace(failed, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(failed.sentence))
+            sentence = f"Of two equal runs, the first came to its end. {failed.sentence}"
+            return replace(failed, verdict=Verdict.NONDETERMINISTIC.value, sentence=sentence)
         for ran in (whole, twice):
             if not ran.checkpoints:
                 what = "--command: what it wrote into {folder}"

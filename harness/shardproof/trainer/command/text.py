@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from shardproof.errors import printable
 from shardproof.result import ArmResult
 from shardproof.trainer.command.asked import AskedCommand
 from shardproof.trainer.command.checkpoints import Compared
-from shardproof.trainer.command.process import last_lines
+from shardproof.trainer.command.process import last_lines, places_in
 from shardproof.trainer.command.runs import WRITTEN_BY, Ran
 from shardproof.trainer.text import SIGNS
 from shardproof.verdict import Verdict, merge
@@ -45,7 +46,7 @@ MOST_NAMED = 3
 def of_failure(name: str, ran: Ran) -> ArmResult:
     """The verdict of an arm whose run failed."""
     if ran.status is None:
-        told = f"The run did not come to an end within {ran.seconds:.0f} s, and was killed. Its output: {ran.log}"
+        told = f"The run did not come to an end within {ran.seconds:.0f} s, and was killed. {_of_hang(ran.log)}"
         return ArmResult(name, Verdict.HANG.value, told)
     how = f"exit status {ran.status}" if ran.status > 0 else f"signal {-ran.status}"
     told = f"The run ended with {how}, and said last: {printable(ran.said_last)}. Its output: {ran.log}"
@@ -57,9 +58,24 @@ def not_changed(why: str) -> str:
     return f"nobody can say whether the resumed run reads the checkpoint, since its values cannot be changed ({why})"
 
 
-def came_once(sentence: str) -> str:
-    """A failure that a second try did not show."""
-    return f"{sentence} It did not come again in a second try."
+def _of_hang(log: Path) -> str:
+    """Where the processes of a killed run were, and the last line that the run printed."""
+    places = places_in(log)
+    where = f"Its processes were in {_shortened(places)}. " if places else ""
+    said = last_lines(log)
+    if not said:
+        return f"{where}It printed nothing: {log} is empty{' but for stacks' if places else ''}."
+    return f"{where}It printed last: {printable(said[-1].strip())}. Its output: {log}"
+
+
+def came_once(first: ArmResult, second: ArmResult) -> ArmResult:
+    """The verdict of a failure where a second try of the same run showed no failure, or another kind of failure."""
+    again = f"A second try came to another failure, {second.verdict}. {second.sentence}"
+    if not Verdict(second.verdict).is_failure:
+        passed = second.verdict == Verdict.PASS.value
+        again = "It did not come again in a second try."
+        again = again if passed else f"{again} That one has no verdict. {second.sentence}"
+    return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=f"{first.sentence} {again}")
 
 
 def of_unsteady(found: Sequence[EntryDifference]) -> str:
@@ -220,7 +236,8 @@ def render(arms: Sequence[ArmResult], whole: Ran, differing: Mapping[str, Compar
     lines = [f"{SIGNS[Verdict(arm.verdict)]:<9} {arm.name}{': ' if arm.sentence else ''}{arm.sentence}" for arm in arms]
     told = [f"  {arm.name}: {note}" for arm in arms for note in arm.notes]
     if not whole.ended_well:
-        lines += ["", f"the end of {whole.log}:", *(f"  {line}" for line in last_lines(whole.log))]
+        end = last_lines(whole.log) or ["(it printed nothing)"]
+        lines += ["", f"the end of {whole.log}:", *(f"  {line}" for line in end)]
     if differing:
         lines += ["", "everything that differs:", *(f"  {name}: {diff_of(one)}" for name, one in differing.items())]
     if told:

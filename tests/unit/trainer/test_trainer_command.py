@@ -22,7 +22,15 @@ from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.arms import CommandArms
 from shardproof.trainer.command.asked import asked_command
-from shardproof.trainer.command.checkpoints import Compared, change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.checkpoints import (
+    Checkpoint,
+    Compared,
+    change_values,
+    checkpoints_in,
+    compared,
+    number_of,
+    pointers_elsewhere,
+)
 from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.process import STACKS, places_in, said_last
 from shardproof.trainer.command.runs import Ran, Runs
@@ -140,6 +148,42 @@ def test_a_refusal_to_change_values_is_a_note(tmp_path: Path, monkeypatch: pytes
     seen = arms._seen(ArmResult("resumed", "pass", ""), kept)
     assert seen.verdict == "pass"
     assert seen.notes[0].endswith("since its values cannot be changed (too many files)")
+
+
+def test_a_pointer_that_leads_to_another_checkpoint_is_told(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / f"step_{step}").mkdir()
+        torch.save({"weight": torch.ones(3)}, tmp_path / f"step_{step}/model.pt")
+    (tmp_path / "LATEST").symlink_to("step_1")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1\n")
+    (tmp_path / "latest").write_text("step_3")
+    (tmp_path / "last").symlink_to("step_2")
+    (tmp_path / "last_loss.txt").write_text("7")
+    (tmp_path / "last.ckpt").write_bytes(bytes(2000))
+    told = text.leads_elsewhere(pointers_elsewhere(tmp_path), checkpoints_in(tmp_path)[-1])
+    assert [one.partition(":")[0] for one in told] == [
+        "LATEST leads to step_1, and the newest checkpoint is step_2",
+        "latest leads to step_3, which is not there, and the newest checkpoint is step_2",
+        "latest_checkpointed_iteration.txt leads to 1, and the newest checkpoint is step_2",
+    ]
+
+
+def test_what_the_whole_run_kept_is_told() -> None:
+    def kept(number: int | None, name: str) -> Checkpoint:
+        return Checkpoint(number, Path("/kept"), (Path("/kept") / name,))
+
+    end = "and no checkpoint of step 2"
+    last = text.no_such_step(2, [kept(None, "last.pt")])
+    assert last == f"not compared: the whole run kept last.pt as it was at the end, {end}"
+    numbered = text.no_such_step(2, [kept(3, "step_3"), kept(4, "step_4")])
+    assert numbered == f"not compared: the whole run kept checkpoints 3, 4, {end}"
+
+
+def test_a_crash_that_came_both_times_leads() -> None:
+    arms = [ArmResult("twice", "nondeterministic", ""), ArmResult("cut", "pass", ""), ArmResult("resumed", "crash", "")]
+    assert text.verdict_of(arms).value == "crash"
+    assert [arm.name for arm in text.led_by_failures(arms)] == ["resumed", "twice", "cut"]
+    assert text.verdict_of(arms[:2]).value == "nondeterministic"
 
 
 class Hostile:

@@ -26,7 +26,7 @@ from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.asked import FORM
-from shardproof.trainer.command.checkpoints import Checkpoint, Compared, change_values, compared
+from shardproof.trainer.command.checkpoints import Checkpoint, Compared, change_values, compared, pointers_elsewhere
 from shardproof.trainer.command.process import absent_script
 from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.verdict import Verdict
@@ -151,6 +151,15 @@ class CommandArms:
 
     def _cut(self, attempt: int) -> ArmResult:
         cut = self._cut_run(attempt)
+        return self._pointed(self._compared_with_cut(cut), cut)
+
+    def _pointed(self, found: ArmResult, ran: Ran) -> ArmResult:
+        """A verdict, with a note on each pointer of the run that leads to another checkpoint than the newest."""
+        if not (pointers := pointers_elsewhere(ran.folder)):
+            return found
+        return replace(found, notes=(*found.notes, *text.leads_elsewhere(pointers, ran.checkpoints[-1])))
+
+    def _compared_with_cut(self, cut: Ran) -> ArmResult:
         if not cut.ended_well:
             return text.of_failure(CUT, cut)
         if not cut.checkpoints:
@@ -158,7 +167,9 @@ class CommandArms:
         last = cut.checkpoints[-1]
         same = [one for one in self.whole.checkpoints if one.number == last.number is not None]
         if not same:
-            return ArmResult(CUT, Verdict.UNSUPPORTED.value, text.no_such_step(last.number))
+            return ArmResult(
+                CUT, Verdict.UNSUPPORTED.value, text.no_such_step(last.number or self.asked.cut, self.whole.checkpoints)
+            )
         found = compared(same[0], last)
         given = [one for one in found.found if text.is_until(one, self.asked)]
         judged = self._judged(
@@ -174,6 +185,7 @@ class CommandArms:
         found = self._ended(RESUMED, resumed) or self._judged(
             RESUMED, compared(self.last, resumed.checkpoints[-1]), text.of_resumed
         )
+        found = self._pointed(found, resumed)
         return self._seen(found, cut) if found.verdict == Verdict.PASS.value else found
 
     def _nothing_to_resume(self, name: str, cut: Ran) -> ArmResult | None:

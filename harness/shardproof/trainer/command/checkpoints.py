@@ -31,6 +31,10 @@ _NUMBERED = re.compile(
     r"(?:^|[^a-z])(?:(?P<step>(?:global[-_]?)?step|iteration|iter|update)|checkpoint|ckpt|epoch)s?[-_=]?(?P<number>\d+)",
     re.IGNORECASE,
 )
+_POINTER = re.compile(r"(?:latest|last|newest)(?:[-_.]\w+)*", re.IGNORECASE)
+"""Names of files and links that lead to the newest checkpoint, such as `latest_checkpointed_iteration.txt`."""
+LONGEST_TARGET = 1 << 10
+"""Bytes of a file that has nothing but the name of a checkpoint in it."""
 DEEPEST = 4
 """How deep below the folder of a run numbered checkpoints are looked for."""
 UPPER_BIT = {"fp32": (2, 0x40), "bf16": (0, 0x40), "fp16": (1, 0x02), "fp64": (6, 0x08)}
@@ -51,6 +55,16 @@ class Checkpoint:
         """What a script is given to resume from: a numbered folder, else the one file, or the folder of several."""
         one_file = len(self.paths) == 1 and number_of(self.folder.name) != self.number
         return self.paths[0] if one_file else self.folder
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A file or symbolic link, such as `latest`, that leads to a checkpoint. target: that one's name, or its number.
+    is_there: whether the run's folder has it."""
+
+    name: str
+    target: str
+    is_there: bool
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,32 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
         level = [path for parent in level for path in sorted(parent.iterdir()) if path.is_dir()
                  and not path.is_symlink()]  # fmt: skip
     return [Checkpoint(None, folder, tuple(sorted(folder.iterdir())))] if any(folder.iterdir()) else []
+
+
+def pointers_elsewhere(folder: Path) -> list[Pointer]:
+    """The pointers in a run's folder that lead to another numbered checkpoint than the newest."""
+    numbered = [one for one in checkpoints_in(folder) if one.number is not None]
+    if not numbered:
+        return []
+    newest, numbers = numbered[-1], {one.number for one in numbered}
+    beside = newest.folder.parent if number_of(newest.folder.name) == newest.number else newest.folder
+    found = []
+    for path in (path for each in sorted({folder, beside}) for path in sorted(each.iterdir())):
+        target = _target(path) if _POINTER.fullmatch(path.name) else ""
+        number = int(target) if target.isdecimal() else number_of(target)
+        is_there = number in numbers
+        if number not in (None, newest.number) and (is_there or not target.isdecimal()):
+            found.append(Pointer(path.name, target, is_there))
+    return found
+
+
+def _target(path: Path) -> str:
+    """The name, or the bare number, that a symbolic link or a short text file has of something else; else empty."""
+    if path.is_symlink():
+        return path.readlink().name
+    if not path.is_file() or path.stat().st_size > LONGEST_TARGET:
+        return ""
+    return Path(path.read_bytes().decode("utf-8", "replace").strip()).name
 
 
 def _checkpoint(number: int, parent: Path, paths: list[Path]) -> Checkpoint:

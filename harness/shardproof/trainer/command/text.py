@@ -14,7 +14,7 @@ from shardproof.compare.text import WORDS
 from shardproof.errors import printable
 from shardproof.result import ArmResult
 from shardproof.trainer.command.asked import AskedCommand
-from shardproof.trainer.command.checkpoints import Compared
+from shardproof.trainer.command.checkpoints import Checkpoint, Compared, Pointer
 from shardproof.trainer.command.process import last_lines, places_in
 from shardproof.trainer.command.runs import WRITTEN_BY, Ran
 from shardproof.trainer.text import SIGNS
@@ -40,6 +40,8 @@ INEXACT = (
 )
 _TELLING = ("step", "scheduler", "exp_avg", "momentum", "param")
 """Roles whose first difference says most about what was lost."""
+BOTH_TIMES = (Verdict.CRASH.value, Verdict.HANG.value)
+"""Verdicts of a run that an arm has only where a second run failed in the same way."""
 MOST_NAMED = 3
 
 
@@ -101,10 +103,23 @@ def _numbered(number: int | None) -> str:
     return "a checkpoint without a number" if number is None else f"checkpoint {number}"
 
 
-def no_such_step(number: int | None) -> str:
-    """Why the run that stops early is not compared."""
-    which = "" if number is None else f" of step {number}"
-    return f"not compared: the whole run kept no checkpoint{which}"
+def no_such_step(step: int, kept: Sequence[Checkpoint]) -> str:
+    """Why the run that stops early is not compared with one of those that the whole run kept."""
+    numbers = [str(one.number) for one in kept if one.number is not None]
+    if numbers:
+        names = f"checkpoint{'s' * (len(numbers) > 1)} {_shortened(numbers)}"
+    else:
+        names = f"{_shortened([path.name for one in kept for path in one.paths])} as it was at the end"
+    return f"not compared: the whole run kept {names}, and no checkpoint of step {step}"
+
+
+def leads_elsewhere(pointers: Sequence[Pointer], newest: Checkpoint) -> tuple[str, ...]:
+    """Notes on pointers that lead to another checkpoint than the newest, which a resumed run would read."""
+    return tuple(
+        f"{one.name} leads to {one.target}{'' if one.is_there else ', which is not there'}, "
+        f"and the newest checkpoint is {newest.path.name}: a run that follows {one.name} does not resume from what is compared here"
+        for one in pointers
+    )
 
 
 def nothing_to_resume(cut: int, ran: Ran) -> str:
@@ -215,9 +230,17 @@ def _shortened(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
+def led_by_failures(arms: Iterable[ArmResult]) -> list[ArmResult]:
+    """The arms, first those whose run failed in both tries: such a failure explains more than one that came once."""
+    return sorted(arms, key=lambda arm: arm.verdict not in BOTH_TIMES)
+
+
 def verdict_of(arms: Iterable[ArmResult]) -> Verdict:
-    """The verdict of a command: a failure before what nobody can say, and a pass only where an arm passed."""
+    """The verdict of a command: a run that failed in both tries before all else, a failure before what nobody can say,
+    and a pass only where an arm passed."""
     verdicts = [Verdict(arm.verdict) for arm in arms]
+    if both := [verdict for verdict in verdicts if verdict.value in BOTH_TIMES]:
+        return merge(both)
     failed = [verdict for verdict in verdicts if verdict.is_failure]
     return merge(failed or [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED] or verdicts)
 

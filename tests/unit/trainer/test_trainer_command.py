@@ -30,6 +30,7 @@ from shardproof.trainer.command.checkpoints import (
     compared,
     number_of,
     pointers_elsewhere,
+    unchanged,
 )
 from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.process import STACKS, places_in, said_last
@@ -184,6 +185,25 @@ def test_a_crash_that_came_both_times_leads() -> None:
     assert text.verdict_of(arms).value == "crash"
     assert [arm.name for arm in text.led_by_failures(arms)] == ["resumed", "twice", "cut"]
     assert text.verdict_of(arms[:2]).value == "nondeterministic"
+
+
+@pytest.mark.parametrize("place", ["{step}", "step-{step}/last.ckpt", "step_{step}.pt"])
+def test_weights_that_stand_still_while_training_goes_on_are_told(tmp_path: Path, place: str) -> None:
+    for step in (2, 4):
+        file = tmp_path / place.format(step=f"step_{step}/ema.pt" if place == "{step}" else step)
+        file.parent.mkdir(exist_ok=True)
+        moving = {"state_dict": {"a.weight": torch.full((3,), float(step))}}
+        state = {0: {"exp_avg": torch.full((3,), float(step)), "step": torch.tensor(float(step))}}
+        saved = {"state_dict": {"a.weight": torch.ones(3), "a.bias": torch.ones(3)}, "optimizer": {"state": state}}
+        torch.save(saved, file)
+        if place != "step_{step}.pt":
+            torch.save(moving, file.with_name("model.pt"))
+    earlier, later = checkpoints_in(tmp_path)
+    ((file, role, count),) = unchanged(earlier, later)
+    assert (role, count) == ("param", 2)
+    assert text.stands_still(earlier, later, [(file, role, count)]) == (
+        f"between checkpoints 2 and 4 of the whole run no param in {file} changes (2 tensors)",
+    )
 
 
 class Hostile:

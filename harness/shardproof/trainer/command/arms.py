@@ -26,7 +26,14 @@ from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.asked import FORM
-from shardproof.trainer.command.checkpoints import Checkpoint, Compared, change_values, compared, pointers_elsewhere
+from shardproof.trainer.command.checkpoints import (
+    Checkpoint,
+    Compared,
+    change_values,
+    compared,
+    pointers_elsewhere,
+    unchanged,
+)
 from shardproof.trainer.command.process import absent_script
 from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.verdict import Verdict
@@ -60,9 +67,10 @@ class CommandArms:
             UsageError: the command cannot be started, or leaves nothing in its folder.
         """
         twice = self.twice()
-        yield twice
         if twice.verdict in (Verdict.CRASH.value, Verdict.HANG.value) or not self.whole.ended_well:
+            yield twice
             return
+        yield replace(twice, notes=(*twice.notes, *self._still()))
         self.early = self._confirmed(self._cut)
         yield self.early
         yield self._confirmed(self._resumed)
@@ -126,6 +134,11 @@ class CommandArms:
             sentence = text.of_unsteady(found.found)
             return ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, sentence, text.unread(found.unread))
         return ArmResult(TWICE, Verdict.PASS.value, "", (*text.unread(found.unread), *text.moving(found.found)))
+
+    def _still(self) -> tuple[str, ...]:
+        """Notes on what is equal in the last two checkpoints of the whole run."""
+        last = self.whole.checkpoints[-2:]
+        return text.stands_still(*last, unchanged(*last)) if len(last) == 2 else ()
 
     def _by_bytes(self, name: str, found: Compared) -> ArmResult:
         """The verdict where no reader knows the files: equal bytes pass, and other bytes say nothing."""

@@ -20,8 +20,9 @@ from typing import Any
 from shardproof.compare.contents import Contents, Tensor
 from shardproof.compare.differences import EntryDifference
 from shardproof.compare.files import Files
-from shardproof.compare.formats import SAVED, add_everything
+from shardproof.compare.formats import SAVED, add_everything, open_contents
 from shardproof.compare.progress import SilentProgress
+from shardproof.compare.roles import role_of
 from shardproof.compare.run import CompareRequest, compare
 from shardproof.errors import UsageError
 from shardproof.protocol.checkpoint_layout import Layout
@@ -37,6 +38,8 @@ LONGEST_TARGET = 1 << 10
 """Bytes of a file that has nothing but the name of a checkpoint in it."""
 DEEPEST = 4
 """How deep below the folder of a run numbered checkpoints are looked for."""
+TRAINED = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "tensor")
+"""Roles of tensors that every step changes, and of those whose names do not tell."""
 UPPER_BIT = {"fp32": (2, 0x40), "bf16": (0, 0x40), "fp16": (1, 0x02), "fp64": (6, 0x08)}
 """The upper bit of the mantissa: in which byte of an element it lies, and which bit of that byte it is."""
 
@@ -170,6 +173,26 @@ def compared(expected: Checkpoint, observed: Checkpoint) -> Compared:
               if path.is_relative_to(folder)}  # fmt: skip
     names = sum(found.compared.values())
     return Compared(found.found, names, _other_bytes(expected, observed, unread), sides=sides)
+
+
+def unchanged(earlier: Checkpoint, later: Checkpoint) -> list[tuple[str, str, int]]:
+    """What training should change, and two checkpoints of one run have alike: for each file and role of which no tensor
+    of floats differs, the two, and how many tensors that is. Nothing where a reader refuses one of the checkpoints."""
+    everything = _Everything({one.folder: one.paths for one in (earlier, later)})
+    groups: dict[tuple[str, str], list[bool]] = {}
+    try:
+        found = compare(CompareRequest(earlier.path, later.path, [everything]), SilentProgress())
+        contents = open_contents(later.path, [everything], lambda count: None, checksums=False)
+    except UsageError:
+        return []
+    contents.files.close()
+    differing = {one.name for one in found.found}
+    for name, tensor in contents.tensors.items():
+        role = role_of(tensor.path, tensor=True)
+        if tensor.numel > 1 and tensor.dtype in UPPER_BIT and tensor.parts and role in TRAINED:
+            file = Path(tensor.parts[0].place[0]).name
+            groups.setdefault((file, role), []).append(name not in differing)
+    return [(*group, len(alike)) for group, alike in sorted(groups.items()) if all(alike)]
 
 
 def _other_bytes(expected: Checkpoint, observed: Checkpoint, among: Iterable[Path] | None) -> tuple[str, ...]:

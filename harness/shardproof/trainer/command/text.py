@@ -114,11 +114,25 @@ def no_such_step(step: int, kept: Sequence[Checkpoint]) -> str:
 
 
 def leads_elsewhere(pointers: Sequence[Pointer], newest: Checkpoint) -> tuple[str, ...]:
-    """Notes on pointers that lead to another checkpoint than the newest, which a resumed run would read."""
+    """Notes on pointers, such as `latest`, that lead to another checkpoint than the newest one of a run."""
     return tuple(
         f"{one.name} leads to {one.target}{'' if one.is_there else ', which is not there'}, "
-        f"and the newest checkpoint is {newest.path.name}: a run that follows {one.name} does not resume from what is compared here"
+        f"and the newest checkpoint is {newest.path.name}: a run that follows {one.name} does not resume from what is "
+        "compared here"
         for one in pointers
+    )
+
+
+def stands_still(earlier: Checkpoint, later: Checkpoint, found: Sequence[tuple[str, str, int]]) -> tuple[str, ...]:
+    """Notes on tensors that training should change, and which are equal in two checkpoints of one run.
+
+    Args:
+        found: file, role, and how many tensors that is; see `unchanged`.
+    """
+    return tuple(
+        f"between checkpoints {earlier.number} and {later.number} of the whole run no {role} in {file} changes "
+        f"({count} tensor{'s' * (count > 1)})"
+        for file, role, count in found
     )
 
 

@@ -137,8 +137,10 @@ class CommandArms:
 
     def _still(self) -> tuple[str, ...]:
         """Notes on what is equal in the last two checkpoints of the whole run."""
-        last = self.whole.checkpoints[-2:]
-        return text.stands_still(*last, unchanged(*last)) if len(last) == 2 else ()
+        if len(kept := self.whole.checkpoints) < 2:
+            return ()
+        earlier, later = kept[-2:]
+        return text.stands_still(earlier, later, unchanged(earlier, later))
 
     def _by_bytes(self, name: str, found: Compared) -> ArmResult:
         """The verdict where no reader knows the files: equal bytes pass, and other bytes say nothing."""

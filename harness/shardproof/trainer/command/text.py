@@ -77,7 +77,7 @@ def came_once(first: ArmResult, second: ArmResult) -> ArmResult:
         passed = second.verdict == Verdict.PASS.value
         again = "It did not come again in a second try."
         again = again if passed else f"{again} That one has no verdict. {second.sentence}"
-    return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=f"{first.sentence} {again}")
+    return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=f"{first.sentence.rstrip('.')}. {again}")
 
 
 def of_unsteady(found: Sequence[EntryDifference]) -> str:

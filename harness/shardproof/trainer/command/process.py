@@ -46,9 +46,7 @@ STACK_S = 2.0
 OWN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 """What a run's Python is told, unless the user says otherwise: to keep no output back, and to write its stack on
 SIGABRT."""
-LAUNCHER = re.compile(
-    r"/torch/distributed/(?:run|launch|elastic/|launcher/)|/accelerate/commands/|/deepspeed/launcher/"
-)
+LAUNCHER = re.compile(r"/torch/distributed/(?:run|launch|elastic/)|/launcher/|/commands/launch")
 LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen ")
 
 NO_SCRIPT = re.compile(r"can't open file '(.+)': \[Errno 2\]")

@@ -245,7 +245,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def led_by_failures(arms: Iterable[ArmResult]) -> list[ArmResult]:
-    """The arms, first those whose run failed in both tries: such a failure explains more than one that came once."""
+    """The arms in the order of a report: first each arm whose run crashed or hung in both tries."""
     return sorted(arms, key=lambda arm: arm.verdict not in BOTH_TIMES)
 
 

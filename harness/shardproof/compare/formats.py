@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def open_contents(
 
 def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[Layout[Contents]]) -> list[Path]:
     """Take up every checkpoint at or below some paths, each under its name below `contents.path`, also where files of
-    several formats lie side by side: `optimizer.pt` beside `model.safetensors`, for example.
+    several formats lie side by side: `optimizer.pt` beside `model.safetensors`, for example. Names begin with the file
+    or folder: `global_step2.module.weight`. Where two files come to one name, as of `state.bin` and `state.pt`, the
+    second has its suffix in it.
 
     Returns: the files that nobody can read, or that are damaged.
 
@@ -79,9 +82,8 @@ def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[
     """
     unread: list[Path] = []
     for path, add in _units(contents.path, paths, tuple(layouts), [0]):
-        one = Contents(contents.path, contents.files, contents.checksums)
         try:
-            form = add(one)
+            one, form = _read(contents, path, add)
         except CheckpointError:
             unread.append(path)
             continue
@@ -93,7 +95,18 @@ def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[
     return unread
 
 
-_Adds = Callable[[Contents], str]
+_Adds = Callable[[Contents, KeyPath], str]
+
+
+def _read(contents: Contents, path: Path, add: _Adds) -> tuple[Contents, str]:
+    """What lies at a path, under names that `contents` does not have, and its format."""
+    one, form = Contents(contents.path, contents.files, contents.checksums), ""
+    for name in (_short(contents.path, path).parts, path.relative_to(contents.path).parts):
+        one = Contents(contents.path, contents.files, contents.checksums)
+        form = add(one, name)
+        if one.entries.keys().isdisjoint(contents.entries):
+            break
+    return one, form
 
 
 def _units(
@@ -104,26 +117,37 @@ def _units(
         seen[0] += 1
         if seen[0] > MOST:
             raise bad(f"{root}: files in it", f"more than {MOST}", "a checkpoint's own folder", FORM)
-        below = path.relative_to(root)
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             continue
         if path.is_file():
-            prefix = below.with_suffix("").parts if path.suffix in (*SAVED, safetensors.SUFFIX) else below.parts
-            yield path, partial(_add_file, file=path, path=prefix)
+            yield path, partial(_add_at, _add_file, path)
         elif layout := next((each for each in layouts if each.recognises(path)), None):
-            yield path, partial(layout.add, folder=path)
+            yield path, partial(_add_layout, layout, path)
         elif os.path.lexists(path / distributed.METADATA):
-            yield path, partial(_add_known, folder=path, path=below.parts)
+            yield path, partial(_add_at, _add_known, path)
         else:
             inside = sorted(path.iterdir())
             shards = [one for one in inside if one.name.endswith(safetensors.SUFFIX)]
             if len(shards) > 1:
-                yield path, partial(_add_shards, shards=shards, path=below.parts)
+                yield path, partial(_add_shards, shards)
                 inside = [one for one in inside if one not in shards]
             yield from _units(root, inside, layouts, seen)
 
 
-def _add_shards(contents: Contents, shards: list[Path], path: KeyPath) -> str:
+def _add_at(add: Callable[[Contents, Path, KeyPath], str], path: Path, contents: Contents, name: KeyPath) -> str:
+    return add(contents, path, name)
+
+
+def _add_layout(layout: Layout[Contents], folder: Path, contents: Contents, name: KeyPath) -> str:
+    """Take up a folder that a system's layout reads, under the folder's name: a run may have several such folders."""
+    form = layout.add(contents, folder)
+    held, contents.entries = contents.entries, {}
+    for entry in held.values():
+        contents.add(replace(entry, path=(*name, *entry.path)))
+    return form
+
+
+def _add_shards(shards: list[Path], contents: Contents, path: KeyPath) -> str:
     safetensors.add_safetensors(contents, shards, path)
     return "safetensors"
 
@@ -186,12 +210,18 @@ def _add_beside(contents: Contents, folder: Path) -> list[str]:
 
 
 def _names_below(folder: Path, paths: Iterable[Path]) -> list[tuple[Path, KeyPath]]:
-    """Pairs of a checkpoint and the prefix of its tensors: a path without the file's suffix, but with the suffix where
+    """Pairs of a checkpoint and the prefix of its tensors: a path without the suffix of a saved file, but with it where
     a folder or a file beside has the same name without one."""
     relative = {path: path.relative_to(folder) for path in paths}
-    short = {path: below.with_suffix("") if path.is_file() else below for path, below in relative.items()}
+    short = {path: _short(folder, path) for path in relative}
     taken = Counter(short.values())
     return [(path, (short[path] if taken[short[path]] == 1 else below).parts) for path, below in relative.items()]
+
+
+def _short(folder: Path, path: Path) -> Path:
+    """A path below a folder without the suffix of a saved file."""
+    below = path.relative_to(folder)
+    return below.with_suffix("") if path.is_file() and path.suffix in (*SAVED, safetensors.SUFFIX) else below
 
 
 def _add_each(contents: Contents, named: Iterable[tuple[Path, KeyPath]]) -> list[str]:

@@ -13,6 +13,7 @@ stand at one place share a stack in the text:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -67,6 +68,19 @@ def fatal_traceback_in(log: str) -> str:
             told = (f'  File "{f["file"]}", line {f["line"]}, in {f["function"]}\n' for f in reversed(frames[:ours]))
             return "".join(told)
     return ""
+
+
+def stacks_in(log: str) -> list[tuple[Frame, ...]]:
+    """The stack of the main thread of every process that `faulthandler` wrote into a log when the process was aborted,
+    the innermost frame first."""
+    stacks = []
+    for dump in log.split(f"{FATAL}Aborted")[1:]:
+        threads: list[tuple[Frame, ...]] = []
+        for block in _THREADS.split(dump)[1:]:
+            frames = itertools.takewhile(bool, map(_FRAME.match, block.splitlines()))
+            threads.append(tuple(Frame(one["file"], int(one["line"]), one["function"]) for one in frames if one))
+        stacks += list(filter(None, threads))[-1:]  # threads are told from the newest to the first
+    return stacks
 
 
 def in_one_text(stacks: Mapping[int, str], characters: int) -> str:

@@ -17,11 +17,24 @@ import pytest
 import torch
 from shardproof.compare.differences import EntryDifference
 from shardproof.errors import UsageError
+from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
+from shardproof.trainer.command import text
+from shardproof.trainer.command.arms import CommandArms
 from shardproof.trainer.command.asked import asked_command
-from shardproof.trainer.command.checkpoints import Compared, change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.checkpoints import (
+    Checkpoint,
+    Compared,
+    change_values,
+    checkpoints_in,
+    compared,
+    number_of,
+    pointers_elsewhere,
+    unchanged,
+)
 from shardproof.trainer.command.page import page_of
-from shardproof.trainer.command.process import said_last
+from shardproof.trainer.command.process import STACKS, places_in, said_last
+from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.trainer.command.text import document
 
 from tests.paths import PYTHONPATH, ROOT
@@ -107,6 +120,90 @@ def test_a_format_that_nobody_knows_is_compared_by_bytes(tmp_path: Path) -> None
     one, same, other = (checkpoints_in(tmp_path / name)[-1] for name in ("one", "same", "other"))
     assert (compared(one, same).unread, bool(compared(one, same).why)) == ((), True)
     assert compared(one, other).unread == ("weights.msgpack",)
+
+
+def test_files_and_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """As two tags of DeepSpeed with two stages each, in the one folder of a run."""
+    for tag in ("global_step1", "global_step2"):
+        (tmp_path / tag).mkdir()
+        for rank in (0, 1):
+            state = {"module": {"weight": torch.ones(3)}, "buffer_names": ["mean"], "param_shapes": []}
+            torch.save(state, tmp_path / tag / f"mp_rank_0{rank}_model_states.pt")
+    for suffix in ("bin", "pt"):
+        torch.save({"weight": torch.ones(3)}, tmp_path / f"state.{suffix}")
+    change_values(tmp_path)
+    for file in (*tmp_path.glob("*/*.pt"), *tmp_path.glob("state.*")):
+        saved = torch.load(file)
+        assert saved.get("module", saved)["weight"].tolist() == [1.5, 1.0, 1.0], file
+
+
+def test_a_refusal_to_change_values_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"weight": torch.ones(3)}, tmp_path / "last.pt")
+    kept = Ran("cut-1", tmp_path, tmp_path / "log", 0, 1.0)
+    arms = CommandArms(Runs(asked_command(COMMAND, "2,4", "", ""), tmp_path, 9.0, lambda text: None))
+
+    def refused(*given: Any, **named: Any) -> Ran:
+        raise CheckpointError("too many files")
+
+    monkeypatch.setattr(arms.runs, "of", refused)
+    seen = arms._seen(ArmResult("resumed", "pass", ""), kept)
+    assert seen.verdict == "pass"
+    assert seen.notes[0].endswith("since its values cannot be changed (too many files)")
+
+
+def test_a_pointer_that_leads_to_another_checkpoint_is_told(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / f"step_{step}").mkdir()
+        torch.save({"weight": torch.ones(3)}, tmp_path / f"step_{step}/model.pt")
+    (tmp_path / "LATEST").symlink_to("step_1")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1\n")
+    (tmp_path / "latest").write_text("step_3")
+    (tmp_path / "last").symlink_to("step_2")
+    (tmp_path / "last_loss.txt").write_text("7")
+    (tmp_path / "last.ckpt").write_bytes(bytes(2000))
+    told = text.leads_elsewhere(pointers_elsewhere(tmp_path), checkpoints_in(tmp_path)[-1])
+    assert [one.partition(":")[0] for one in told] == [
+        "LATEST leads to step_1, and the newest checkpoint is step_2",
+        "latest leads to step_3, which is not there, and the newest checkpoint is step_2",
+        "latest_checkpointed_iteration.txt leads to 1, and the newest checkpoint is step_2",
+    ]
+
+
+def test_what_the_whole_run_kept_is_told() -> None:
+    def kept(number: int | None, name: str) -> Checkpoint:
+        return Checkpoint(number, Path("/kept"), (Path("/kept") / name,))
+
+    end = "and no checkpoint of step 2"
+    last = text.no_such_step(2, [kept(None, "last.pt")])
+    assert last == f"not compared: the whole run kept last.pt as it was at the end, {end}"
+    numbered = text.no_such_step(2, [kept(3, "step_3"), kept(4, "step_4")])
+    assert numbered == f"not compared: the whole run kept checkpoints 3, 4, {end}"
+
+
+def test_a_crash_that_came_both_times_leads() -> None:
+    arms = [ArmResult("twice", "nondeterministic", ""), ArmResult("cut", "pass", ""), ArmResult("resumed", "crash", "")]
+    assert text.verdict_of(arms).value == "crash"
+    assert [arm.name for arm in text.led_by_failures(arms)] == ["resumed", "twice", "cut"]
+    assert text.verdict_of(arms[:2]).value == "nondeterministic"
+
+
+@pytest.mark.parametrize("place", ["{step}", "step-{step}/last.ckpt", "step_{step}.pt"])
+def test_weights_that_stand_still_while_training_goes_on_are_told(tmp_path: Path, place: str) -> None:
+    for step in (2, 4):
+        file = tmp_path / place.format(step=f"step_{step}/ema.pt" if place == "{step}" else step)
+        file.parent.mkdir(exist_ok=True)
+        moving = {"state_dict": {"a.weight": torch.full((3,), float(step))}}
+        state = {0: {"exp_avg": torch.full((3,), float(step)), "step": torch.tensor(float(step))}}
+        saved = {"state_dict": {"a.weight": torch.ones(3), "a.bias": torch.ones(3)}, "optimizer": {"state": state}}
+        torch.save(saved, file)
+        if place != "step_{step}.pt":
+            torch.save(moving, file.with_name("model.pt"))
+    earlier, later = checkpoints_in(tmp_path)
+    ((file, role, count),) = unchanged(earlier, later)
+    assert (role, count) == ("param", 2)
+    assert text.stands_still(earlier, later, [(file, role, count)]) == (
+        f"between checkpoints 2 and 4 of the whole run no param in {file} changes (2 tensors)",
+    )
 
 
 class Hostile:
@@ -208,6 +305,45 @@ Root Cause (first observed failure):
 ============================================================
 """
 
+DUMP = b"""Fatal Python error: Aborted
+
+Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 9 in wait
+
+Thread 0x2 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 40 in recv
+  File "/home/me/train.py", line 7 in step
+  File "/home/me/train.py", line 20 in <module>
+
+Extension modules: numpy (total: 1)
+Fatal Python error: Aborted
+
+Current thread 0x3 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/elastic/agent/server/api.py", line 8 in run
+"""
+
+
+def test_a_hang_says_where_it_was_and_what_it_printed(tmp_path: Path) -> None:
+    log = tmp_path / "whole.log"
+    ran = Ran("whole", tmp_path, log, None, 70.0)
+    where = "Its processes were in recv (distributed_c10d.py, line 40; from train.py, line 7)."
+    log.write_bytes(b"step 3\n" + STACKS + DUMP)
+    first = text.of_failure("whole", ran)
+    assert f"{where} It printed last: step 3. Its output: {log}" in first.sentence
+    log.write_bytes(STACKS + DUMP)
+    assert f"{where} It printed nothing: {log} is empty but for stacks." in text.of_failure("whole", ran).sentence
+    log.write_bytes(b"")
+    assert f"killed. It printed nothing: {log} is empty." in text.of_failure("whole", ran).sentence
+
+
+def test_a_second_try_that_fails_otherwise_is_told() -> None:
+    hang, crash = ArmResult("whole", "hang", "It hung."), ArmResult("whole", "crash", "It died. Its output: twice.log")
+    both = text.came_once(hang, crash)
+    assert both.verdict == "nondeterministic"
+    assert both.sentence == "It hung. A second try came to another failure, crash. It died. Its output: twice.log"
+    assert text.came_once(hang, ArmResult("whole", "pass", "")).sentence.endswith("not come again in a second try.")
+
+
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6051"
 
 
@@ -222,6 +358,7 @@ LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
         ("subprocess.CalledProcessError: Command 'x'\n", "subprocess.CalledProcessError: Command 'x'"),
         ("no checkpoint was found\n=====\n\n", "no checkpoint was found"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        (f"  what():  [enforce fail] 64 vs 32.\n[rank0]: {LOST}\n", "what():  [enforce fail] 64 vs 32."),
         ("\n", "it said nothing"),
     ],
 )
@@ -282,4 +419,6 @@ def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
     )
     ended = run([sys.executable, "-c", f"{script}; time.sleep(1000)"], tmp_path / "log", 3.0)
     assert ended.status is None
+    assert [place.partition(" (")[0] for place in places_in(tmp_path / "log")] == ["<module>"]
+    assert "printed nothing" in text.of_failure("whole", Ran("whole", tmp_path, tmp_path / "log", None, 3.0)).sentence
     assert [pid for pid in (tmp_path / "pid").read_text().split() if Path(f"/proc/{pid}").exists()] == []

@@ -22,10 +22,18 @@ from functools import partial
 from pathlib import Path
 
 from shardproof.errors import UsageError
+from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
 from shardproof.trainer.command import text
 from shardproof.trainer.command.asked import FORM
-from shardproof.trainer.command.checkpoints import Checkpoint, Compared, change_values, compared
+from shardproof.trainer.command.checkpoints import (
+    Checkpoint,
+    Compared,
+    change_values,
+    compared,
+    pointers_elsewhere,
+    unchanged,
+)
 from shardproof.trainer.command.process import absent_script
 from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.verdict import Verdict
@@ -59,9 +67,10 @@ class CommandArms:
             UsageError: the command cannot be started, or leaves nothing in its folder.
         """
         twice = self.twice()
-        yield twice
         if twice.verdict in (Verdict.CRASH.value, Verdict.HANG.value) or not self.whole.ended_well:
+            yield twice
             return
+        yield replace(twice, notes=(*twice.notes, *self._still()))
         self.early = self._confirmed(self._cut)
         yield self.early
         yield self._confirmed(self._resumed)
@@ -81,9 +90,9 @@ class CommandArms:
         """An arm, judged a second time in runs of its own where it failed: a failure that does not come again is no
         failure of that kind."""
         first = judge(1)
-        if not Verdict(first.verdict).is_failure or judge(2).verdict == first.verdict:
+        if not Verdict(first.verdict).is_failure or (second := judge(2)).verdict == first.verdict:
             return first
-        return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(first.sentence))
+        return text.came_once(first, second)
 
     def _require_script(self, whole: Ran) -> None:
         """Refuse a command whose script is not there: it says nothing about any training.
@@ -102,13 +111,13 @@ class CommandArms:
         twice = self.runs.of(TWICE, self.asked.whole, patience=1 if whole.ended_well else 2)
         if not whole.ended_well:
             failed = text.of_failure(WHOLE, whole)
-            again = text.of_failure(WHOLE, twice) if not twice.ended_well else None
-            if again is not None and again.verdict == failed.verdict:
-                return failed
-            return replace(failed, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(failed.sentence))
+            passed = ArmResult(WHOLE, Verdict.PASS.value, "")
+            again = passed if twice.ended_well else text.of_failure(WHOLE, twice)
+            return failed if again.verdict == failed.verdict else text.came_once(failed, again)
         if not twice.ended_well:
             failed = text.of_failure(TWICE, twice)
-            return replace(failed, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(failed.sentence))
+            sentence = f"Of two equal runs, the first came to its end. {failed.sentence}"
+            return replace(failed, verdict=Verdict.NONDETERMINISTIC.value, sentence=sentence)
         for ran in (whole, twice):
             if not ran.checkpoints:
                 what = "--command: what it wrote into {folder}"
@@ -125,6 +134,13 @@ class CommandArms:
             sentence = text.of_unsteady(found.found)
             return ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, sentence, text.unread(found.unread))
         return ArmResult(TWICE, Verdict.PASS.value, "", (*text.unread(found.unread), *text.moving(found.found)))
+
+    def _still(self) -> tuple[str, ...]:
+        """Notes on what is equal in the last two checkpoints of the whole run."""
+        if len(kept := self.whole.checkpoints) < 2:
+            return ()
+        earlier, later = kept[-2:]
+        return text.stands_still(earlier, later, unchanged(earlier, later))
 
     def _by_bytes(self, name: str, found: Compared) -> ArmResult:
         """The verdict where no reader knows the files: equal bytes pass, and other bytes say nothing."""
@@ -150,6 +166,15 @@ class CommandArms:
 
     def _cut(self, attempt: int) -> ArmResult:
         cut = self._cut_run(attempt)
+        return self._pointed(self._compared_with_cut(cut), cut)
+
+    def _pointed(self, found: ArmResult, ran: Ran) -> ArmResult:
+        """A verdict, with a note on each pointer of the run that leads to another checkpoint than the newest."""
+        if not (pointers := pointers_elsewhere(ran.folder)):
+            return found
+        return replace(found, notes=(*found.notes, *text.leads_elsewhere(pointers, ran.checkpoints[-1])))
+
+    def _compared_with_cut(self, cut: Ran) -> ArmResult:
         if not cut.ended_well:
             return text.of_failure(CUT, cut)
         if not cut.checkpoints:
@@ -157,7 +182,9 @@ class CommandArms:
         last = cut.checkpoints[-1]
         same = [one for one in self.whole.checkpoints if one.number == last.number is not None]
         if not same:
-            return ArmResult(CUT, Verdict.UNSUPPORTED.value, text.no_such_step(last.number))
+            return ArmResult(
+                CUT, Verdict.UNSUPPORTED.value, text.no_such_step(last.number or self.asked.cut, self.whole.checkpoints)
+            )
         found = compared(same[0], last)
         given = [one for one in found.found if text.is_until(one, self.asked)]
         judged = self._judged(
@@ -173,6 +200,7 @@ class CommandArms:
         found = self._ended(RESUMED, resumed) or self._judged(
             RESUMED, compared(self.last, resumed.checkpoints[-1]), text.of_resumed
         )
+        found = self._pointed(found, resumed)
         return self._seen(found, cut) if found.verdict == Verdict.PASS.value else found
 
     def _nothing_to_resume(self, name: str, cut: Ran) -> ArmResult | None:
@@ -197,7 +225,10 @@ class CommandArms:
         same end."""
         if compared(cut.checkpoints[-1], cut.checkpoints[-1]).why:
             return replace(found, notes=(*found.notes, text.NOT_SEEN))
-        ran = self.runs.of("changed", self.asked.whole, base=cut.folder, change=change_values)
+        try:
+            ran = self.runs.of("changed", self.asked.whole, base=cut.folder, change=change_values)
+        except CheckpointError as error:
+            return replace(found, notes=(*found.notes, text.not_changed(str(error))))
         if not ran.ended_well or not ran.checkpoints or ran.checkpoints[-1].number != self.last.number:
             return found
         after = compared(self.last, ran.checkpoints[-1])

@@ -20,8 +20,9 @@ from typing import Any
 from shardproof.compare.contents import Contents, Tensor
 from shardproof.compare.differences import EntryDifference
 from shardproof.compare.files import Files
-from shardproof.compare.formats import SAVED, add_everything
+from shardproof.compare.formats import SAVED, add_everything, open_contents
 from shardproof.compare.progress import SilentProgress
+from shardproof.compare.roles import role_of
 from shardproof.compare.run import CompareRequest, compare
 from shardproof.errors import UsageError
 from shardproof.protocol.checkpoint_layout import Layout
@@ -31,8 +32,14 @@ _NUMBERED = re.compile(
     r"(?:^|[^a-z])(?:(?P<step>(?:global[-_]?)?step|iteration|iter|update)|checkpoint|ckpt|epoch)s?[-_=]?(?P<number>\d+)",
     re.IGNORECASE,
 )
+_POINTER = re.compile(r"(?:latest|last|newest)(?:[-_.]\w+)*", re.IGNORECASE)
+"""Names of files and links that lead to the newest checkpoint, such as `latest_checkpointed_iteration.txt`."""
+LONGEST_TARGET = 1 << 10
+"""Bytes of a file that has nothing but the name of a checkpoint in it."""
 DEEPEST = 4
 """How deep below the folder of a run numbered checkpoints are looked for."""
+TRAINED = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "tensor")
+"""Roles of tensors that every step changes, and of those whose names do not tell."""
 UPPER_BIT = {"fp32": (2, 0x40), "bf16": (0, 0x40), "fp16": (1, 0x02), "fp64": (6, 0x08)}
 """The upper bit of the mantissa: in which byte of an element it lies, and which bit of that byte it is."""
 
@@ -51,6 +58,16 @@ class Checkpoint:
         """What a script is given to resume from: a numbered folder, else the one file, or the folder of several."""
         one_file = len(self.paths) == 1 and number_of(self.folder.name) != self.number
         return self.paths[0] if one_file else self.folder
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A file or symbolic link, such as `latest`, that leads to a checkpoint. target: that one's name, or its number.
+    is_there: whether the run's folder has it."""
+
+    name: str
+    target: str
+    is_there: bool
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,32 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
         level = [path for parent in level for path in sorted(parent.iterdir()) if path.is_dir()
                  and not path.is_symlink()]  # fmt: skip
     return [Checkpoint(None, folder, tuple(sorted(folder.iterdir())))] if any(folder.iterdir()) else []
+
+
+def pointers_elsewhere(folder: Path) -> list[Pointer]:
+    """The pointers in a run's folder that lead to another numbered checkpoint than the newest."""
+    numbered = [one for one in checkpoints_in(folder) if one.number is not None]
+    if not numbered:
+        return []
+    newest, numbers = numbered[-1], {one.number for one in numbered}
+    beside = newest.folder.parent if number_of(newest.folder.name) == newest.number else newest.folder
+    found = []
+    for path in (path for each in sorted({folder, beside}) for path in sorted(each.iterdir())):
+        target = _target(path) if _POINTER.fullmatch(path.name) else ""
+        number = int(target) if target.isdecimal() else number_of(target)
+        is_there = number in numbers
+        if number not in (None, newest.number) and (is_there or not target.isdecimal()):
+            found.append(Pointer(path.name, target, is_there))
+    return found
+
+
+def _target(path: Path) -> str:
+    """The name, or the bare number, that a symbolic link or a short text file has of something else; else empty."""
+    if path.is_symlink():
+        return path.readlink().name
+    if not path.is_file() or path.stat().st_size > LONGEST_TARGET:
+        return ""
+    return Path(path.read_bytes().decode("utf-8", "replace").strip()).name
 
 
 def _checkpoint(number: int, parent: Path, paths: list[Path]) -> Checkpoint:
@@ -130,6 +173,26 @@ def compared(expected: Checkpoint, observed: Checkpoint) -> Compared:
               if path.is_relative_to(folder)}  # fmt: skip
     names = sum(found.compared.values())
     return Compared(found.found, names, _other_bytes(expected, observed, unread), sides=sides)
+
+
+def unchanged(earlier: Checkpoint, later: Checkpoint) -> list[tuple[str, str, int]]:
+    """What training should change, and two checkpoints of one run have alike: for each file and role of which no tensor
+    of floats differs, the two, and how many tensors that is. Nothing where a reader refuses one of the checkpoints."""
+    everything = _Everything({one.folder: one.paths for one in (earlier, later)})
+    groups: dict[tuple[str, str], list[bool]] = {}
+    try:
+        found = compare(CompareRequest(earlier.path, later.path, [everything]), SilentProgress())
+        contents = open_contents(later.path, [everything], lambda count: None, checksums=False)
+    except UsageError:
+        return []
+    contents.files.close()
+    differing = {one.name for one in found.found}
+    for name, tensor in contents.tensors.items():
+        role = role_of(tensor.path, tensor=True)
+        if tensor.numel > 1 and tensor.dtype in UPPER_BIT and tensor.parts and role in TRAINED:
+            file = Path(tensor.parts[0].place[0]).name
+            groups.setdefault((file, role), []).append(name not in differing)
+    return [(*group, len(alike)) for group, alike in sorted(groups.items()) if all(alike)]
 
 
 def _other_bytes(expected: Checkpoint, observed: Checkpoint, among: Iterable[Path] | None) -> tuple[str, ...]:

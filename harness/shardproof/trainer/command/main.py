@@ -36,7 +36,7 @@ def examine(asked: AskedCommand, out: Path, deadline_s: float, json_file: Path |
         interrupted = False
         try:
             for arm in judging.judged():
-                arms.append(arm)
+                arms = text.led_by_failures([*arms, arm])
         except KeyboardInterrupt:
             interrupted = True
         except UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from shardproof.compare.text import WORDS
 from shardproof.errors import printable
 from shardproof.result import ArmResult
 from shardproof.trainer.command.asked import AskedCommand
-from shardproof.trainer.command.checkpoints import Compared
-from shardproof.trainer.command.process import last_lines
+from shardproof.trainer.command.checkpoints import Checkpoint, Compared, Pointer
+from shardproof.trainer.command.process import last_lines, places_in
 from shardproof.trainer.command.runs import WRITTEN_BY, Ran
 from shardproof.trainer.text import SIGNS
 from shardproof.verdict import Verdict, merge
@@ -39,22 +40,44 @@ INEXACT = (
 )
 _TELLING = ("step", "scheduler", "exp_avg", "momentum", "param")
 """Roles whose first difference says most about what was lost."""
+BOTH_TIMES = (Verdict.CRASH.value, Verdict.HANG.value)
+"""Verdicts of a run that an arm has only where a second run failed in the same way."""
 MOST_NAMED = 3
 
 
 def of_failure(name: str, ran: Ran) -> ArmResult:
     """The verdict of an arm whose run failed."""
     if ran.status is None:
-        told = f"The run did not come to an end within {ran.seconds:.0f} s, and was killed. Its output: {ran.log}"
+        told = f"The run did not come to an end within {ran.seconds:.0f} s, and was killed. {_of_hang(ran.log)}"
         return ArmResult(name, Verdict.HANG.value, told)
     how = f"exit status {ran.status}" if ran.status > 0 else f"signal {-ran.status}"
     told = f"The run ended with {how}, and said last: {printable(ran.said_last)}. Its output: {ran.log}"
     return ArmResult(name, Verdict.CRASH.value, told)
 
 
-def came_once(sentence: str) -> str:
-    """A failure that a second try did not show."""
-    return f"{sentence} It did not come again in a second try."
+def not_changed(why: str) -> str:
+    """A note on a checkpoint whose values a reader refuses to change, with the reader's reason."""
+    return f"nobody can say whether the resumed run reads the checkpoint, since its values cannot be changed ({why})"
+
+
+def _of_hang(log: Path) -> str:
+    """Where the processes of a killed run were, and the last line that the run printed."""
+    places = places_in(log)
+    where = f"Its processes were in {_shortened(places)}. " if places else ""
+    said = last_lines(log)
+    if not said:
+        return f"{where}It printed nothing: {log} is empty{' but for stacks' if places else ''}."
+    return f"{where}It printed last: {printable(said[-1].strip())}. Its output: {log}"
+
+
+def came_once(first: ArmResult, second: ArmResult) -> ArmResult:
+    """The verdict of a failure where a second try of the same run showed no failure, or another kind of failure."""
+    again = f"A second try came to another failure, {second.verdict}. {second.sentence}"
+    if not Verdict(second.verdict).is_failure:
+        passed = second.verdict == Verdict.PASS.value
+        again = "It did not come again in a second try."
+        again = again if passed else f"{again} That one has no verdict. {second.sentence}"
+    return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=f"{first.sentence.rstrip('.')}. {again}")
 
 
 def of_unsteady(found: Sequence[EntryDifference]) -> str:
@@ -80,10 +103,37 @@ def _numbered(number: int | None) -> str:
     return "a checkpoint without a number" if number is None else f"checkpoint {number}"
 
 
-def no_such_step(number: int | None) -> str:
-    """Why the run that stops early is not compared."""
-    which = "" if number is None else f" of step {number}"
-    return f"not compared: the whole run kept no checkpoint{which}"
+def no_such_step(step: int, kept: Sequence[Checkpoint]) -> str:
+    """Why the run that stops early is not compared with one of those that the whole run kept."""
+    numbers = [str(one.number) for one in kept if one.number is not None]
+    if numbers:
+        names = f"checkpoint{'s' * (len(numbers) > 1)} {_shortened(numbers)}"
+    else:
+        names = f"{_shortened([path.name for one in kept for path in one.paths])} as it was at the end"
+    return f"not compared: the whole run kept {names}, and no checkpoint of step {step}"
+
+
+def leads_elsewhere(pointers: Sequence[Pointer], newest: Checkpoint) -> tuple[str, ...]:
+    """Notes on pointers, such as `latest`, that lead to another checkpoint than the newest one of a run."""
+    return tuple(
+        f"{one.name} leads to {one.target}{'' if one.is_there else ', which is not there'}, "
+        f"and the newest checkpoint is {newest.path.name}: a run that follows {one.name} does not resume from what is "
+        "compared here"
+        for one in pointers
+    )
+
+
+def stands_still(earlier: Checkpoint, later: Checkpoint, found: Sequence[tuple[str, str, int]]) -> tuple[str, ...]:
+    """Notes on tensors that training should change, and which are equal in two checkpoints of one run.
+
+    Args:
+        found: file, role, and how many tensors that is; see `unchanged`.
+    """
+    return tuple(
+        f"between checkpoints {earlier.number} and {later.number} of the whole run no {role} in {file} changes "
+        f"({count} tensor{'s' * (count > 1)})"
+        for file, role, count in found
+    )
 
 
 def nothing_to_resume(cut: int, ran: Ran) -> str:
@@ -194,9 +244,17 @@ def _shortened(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
+def led_by_failures(arms: Iterable[ArmResult]) -> list[ArmResult]:
+    """The arms in the order of a report: first each arm whose run crashed or hung in both tries."""
+    return sorted(arms, key=lambda arm: arm.verdict not in BOTH_TIMES)
+
+
 def verdict_of(arms: Iterable[ArmResult]) -> Verdict:
-    """The verdict of a command: a failure before what nobody can say, and a pass only where an arm passed."""
+    """The verdict of a command: a run that failed in both tries before all else, a failure before what nobody can say,
+    and a pass only where an arm passed."""
     verdicts = [Verdict(arm.verdict) for arm in arms]
+    if both := [verdict for verdict in verdicts if verdict.value in BOTH_TIMES]:
+        return merge(both)
     failed = [verdict for verdict in verdicts if verdict.is_failure]
     return merge(failed or [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED] or verdicts)
 
@@ -215,7 +273,8 @@ def render(arms: Sequence[ArmResult], whole: Ran, differing: Mapping[str, Compar
     lines = [f"{SIGNS[Verdict(arm.verdict)]:<9} {arm.name}{': ' if arm.sentence else ''}{arm.sentence}" for arm in arms]
     told = [f"  {arm.name}: {note}" for arm in arms for note in arm.notes]
     if not whole.ended_well:
-        lines += ["", f"the end of {whole.log}:", *(f"  {line}" for line in last_lines(whole.log))]
+        end = last_lines(whole.log) or ["(it printed nothing)"]
+        lines += ["", f"the end of {whole.log}:", *(f"  {line}" for line in end)]
     if differing:
         lines += ["", "everything that differs:", *(f"  {name}: {diff_of(one)}" for name, one in differing.items())]
     if told:

@@ -11,6 +11,7 @@
     resumed       after the load and each step, with the uninterrupted   equal
     cold          before the load, with what was saved                   other parameters, or a load cannot be seen
     used          a trainer that has stepped, and loads                  equal to a fresh one that loads
+                  its second load of a folder that was written again     what was saved last
     again         the checkpoint, and what is saved right after its load equal files' contents
     other mesh    what the load gives on another mesh                    equal logical values; with `probe` after steps
     written       the bytes of what is live, in the files                all of it is there
@@ -34,7 +35,7 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
-from shardproof.trainer.after_load import Loaded, of_resumed, of_used
+from shardproof.trainer.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
@@ -342,7 +343,10 @@ class Judge(Judging):
 
     def _used(self) -> None:
         used, resumed = self.named(USED), self.named(RESUMED)
-        if used is None or resumed is None or WHOLE in self.failures or self.ended(used):
+        if used is None or resumed is None or WHOLE in self.failures:
+            return
+        refused = refusal(used, self.failures.get(USED))
+        if not refused and self.ended(used):
             return
         if RESUMED in self.failures:
             return
@@ -350,7 +354,21 @@ class Judge(Judging):
         right = self.at(self.loaded(resumed))
         found = self.compare(right, self.at(load), load, self._free_at_load)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
-        self.add(USED, found, of_used(found, self.at(load - 1), right, self.at(load)))
+        sentence = of_used(found, self.at(load - 1), right, self.at(load))
+        refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
+        if not found and not refused:
+            found, sentence = self._loaded_twice(used)
+        self.add(USED, found, sentence, [refused] if refused else [])
+
+    def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
+        """What differs after the second load of a folder that was written again, and what is right after the first."""
+        saves, loads = ([op.index for op in used.ops if op.kind == kind and op.checkpoint == arms.ANEW]
+                        for kind in ("save", "load"))  # fmt: skip
+        (saved, saved_anew), (first, second) = map(self.at, saves), map(self.at, loads)
+        wrong = {key for key in {*saved, *first} if saved.get(key) != first.get(key)}
+        found = self.compare(saved_anew, second, loads[1], self._free_at_load | wrong)
+        step = next(op.iteration for op in reversed(used.ops) if op.kind == "step" and op.index < saves[0])
+        return found, of_second_load(found, first, second, step) if found else ""
 
     def _again(self) -> None:
         resumed = self.named(RESUMED)

@@ -42,6 +42,9 @@ NO_STATE = (
     "Nothing with state was found on the trainer after `build`: make model and optimizer attributes of self, or return "
     "them from `state()`."
 )
+LEFT_AS_IT_IS = (
+    "a second load in the same process was not compared, since `save` leaves a folder as it is that has a checkpoint"
+)
 ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
 NOTHING_IN_COMMON = "not compared: there is nothing that both have in the same shape"
 NO_FORMAT = "not compared: the files are in no format that `shardproof diff` reads"

@@ -5,6 +5,7 @@ Every fault is planted in one session of a simulated trainer (`simulated`), and 
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from shardproof.observe.logical import Key, Value
 from shardproof.program import Op
 from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
-from shardproof.trainer.arms import Session
+from shardproof.trainer.arms import Session, sessions_of
 from shardproof.trainer.cells import scenario_of
 from shardproof.trainer.notes import of_one_way, rounding
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
@@ -369,6 +370,52 @@ def test_a_value_that_a_step_makes_anew_is_not_missed_right_after_a_load(folder:
     told = "not compared right after the load, since no checkpoint need hold it: extra_state of metrics.loss"
     assert told in arms["resumed"]["notes"]
     assert "metrics.loss is 7, and should be 2" in arms["used"]["sentence"]
+
+
+class Cached(Simulation):
+    """Loads what the first load of a folder read. given: what else a load does to the state."""
+
+    def __init__(self, folder: Path, given: Any = nothing) -> None:
+        super().__init__(simulation(folder, program="arms used").scenario)
+        self.kept: dict[tuple[int, int], State] = {}
+        self.given = given
+
+    def load(self, session: Session, op: Op, state: State) -> None:
+        kept = self.kept.setdefault((op.session, op.checkpoint), copy.deepcopy(self.saved[op.checkpoint]))
+        state.clear()
+        state |= copy.deepcopy(kept)
+        self.given(session, op, state)
+
+
+def test_a_second_load_in_one_process_that_gives_the_first_is_told(folder: Path) -> None:
+    told = failed(Cached(folder).judged(folder))
+    assert list(told) == ["used"]
+    assert told["used"].startswith(
+        "The second load in the same process gave what the first had loaded (the state after step 3), though the folder"
+        " was written again since: something keeps the file's old content, such as a cache by its name. "
+    )
+
+
+def test_a_second_load_that_gives_something_else_is_told(folder: Path) -> None:
+    fault = only("used", "load", MOMENT, plus, 5)
+    told = failed(judged(folder, fault, program="arms used"))
+    assert told["used"].startswith("After a second load in the same process, of a folder that was written again since")
+
+
+def test_what_no_load_restores_is_nothing_that_a_second_one_forgets(folder: Path) -> None:
+    assert failed(judged(folder, only("used", "load", MOMENT, plus, 4), program="arms used")) == {}
+
+
+@pytest.mark.parametrize("loud", [True, False])
+def test_a_save_that_refuses_a_folder_with_a_checkpoint_is_no_failure(folder: Path, loud: bool) -> None:
+    cached = Cached(folder)
+    again = [op.index for session in sessions_of(cached.scenario) for op in session.ops if op.kind == "save"][-1]
+    error = {"type": "FileExistsError", "message": "it is there", "rank": 0, "op": again}
+    cached.notes = () if loud else (wording.LEFT_AS_IT_IS,)
+    arms = {arm["name"]: arm for arm in cached.judged(folder, {"used": error} if loud else None, written=True)["arms"]}
+    assert arms["used"]["verdict"] == "pass"
+    why = "refuses a folder that has a checkpoint (FileExistsError)" if loud else "leaves a folder as it is"
+    assert why in arms["used"]["notes"][0]
 
 
 def test_a_trainer_that_trains_nothing_is_unknown(folder: Path) -> None:

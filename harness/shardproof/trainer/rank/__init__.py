@@ -76,6 +76,8 @@ class Rank:
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
         self.gradients = Gradients()
+        self.files: dict[int, set[tuple[str, int, int]]] = {}
+        self.left_as_it_is = False
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -99,6 +101,9 @@ class Rank:
     def load(self, op: Op) -> None:
         """Read a checkpoint."""
         folder = self.context.directory / f"checkpoint{op.checkpoint}"
+        files = files_of(folder)
+        self.left_as_it_is = self.files.get(op.checkpoint) == files
+        self.files[op.checkpoint] = files
         self._call(lambda: self.trainer.load(folder))
 
     def fit(self, op: Op) -> None:
@@ -224,6 +229,7 @@ class Rank:
         if self.context.rank:
             return
         told = [wording.PROBED] if self.probes else []
+        told += [wording.LEFT_AS_IT_IS] if self.left_as_it_is else []
         if state is not None:
             told += [f"found: {item.name}: {item.kind}, {item.detail}" for item in state.found]
             told += [f"hidden: {item.name}: {item.kind}, {item.detail}" for item in state.hidden]
@@ -249,6 +255,12 @@ class Rank:
         probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))
         self.probes.append(probe)
         return Probed(probe, build_model(probe, self.cell.seed))
+
+
+def files_of(folder: Path) -> set[tuple[str, int, int]]:
+    """The files below a folder, each with its inode and the time in ns at which it was written last."""
+    files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+    return {(str(path), stat.st_ino, stat.st_mtime_ns) for path, stat in files}
 
 
 def pairs_of(tied: object) -> Iterator[tuple[str, str]]:

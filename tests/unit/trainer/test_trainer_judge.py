@@ -617,6 +617,22 @@ def test_a_way_that_updates_more_often_is_told_first(folder: Path) -> None:
     assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once. way must not matter, but")
 
 
+@pytest.mark.parametrize(("back", "told"), [(1, False), (2, True), (3, True)])
+def test_a_way_that_puts_back_an_older_state_is_told(folder: Path, back: int, *, told: bool) -> None:
+    """The state right before the step may be that of a step that was skipped."""
+    seen: list[State] = []
+
+    def fault(session: Session, op: Op, state: State) -> None:
+        if session.name == "alike way":
+            if op.iteration == 2:
+                state |= seen[-back]
+            seen.append(copy.deepcopy(state))
+
+    _, sentence, _ = alike(folder, "rounding", fault)
+    moment = {2: "step 0", 3: "`build`"}.get(back)
+    assert (f"These are the values after {moment} with way=a: an older state was put back." in sentence) is told
+
+
 def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", PARAM, gone, 2))
     assert "param of w is there with way=b, and not with way=a. Which of the two is right, this arm cannot" in sentence

@@ -54,13 +54,14 @@ from shardproof.trainer.arms import (
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
-from shardproof.trainer.files_hold import not_made_by_build, written
+from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import is_wild
 from shardproof.trainer.notes import (
     apart,
     frozen_is_stepped,
+    frozen_left_out,
     frozen_moves,
     idle,
     never_moved,
@@ -393,7 +394,9 @@ class Judge(Judging):
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
         fresh = [self.at(one.first("build")) for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
-        live = not_made_by_build(self.at(at), fresh)
+        seen = self._all_seen([op.index for op in self.whole.ops])
+        frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
+        live = not_made_by_build(self.at(at), fresh, frozen)
         folder = self.directory / f"checkpoint{arms.FIRST}"
         held = written(folder, live, self.trainer.transient, ranks)
         if held.converted:
@@ -401,6 +404,9 @@ class Judge(Judging):
             return
         self.looked_at = held.looked_for
         notes = wording.too_small(held.too_small, names_in(folder))
+        alike_in_builds = {key: self.at(at)[key] for key in frozen if key in self.at(at) and key not in live}
+        absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
+        notes += [frozen_left_out(absent)] if absent else []
         self.add("written", held.differences(at), wording.of_written(held), notes)
 
     def _other_mesh(self, session: Session) -> None:

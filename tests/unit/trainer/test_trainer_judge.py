@@ -387,6 +387,35 @@ class Cached(Simulation):
         self.given(session, op, state)
 
 
+@pytest.mark.parametrize(("word", "seeded"), [("frozen", False), ("frozen", True), ("gradient", False)])
+def test_a_frozen_base_that_every_build_makes_alike_need_not_be_saved(folder: Path, word: str, *, seeded: bool) -> None:
+    base = ("param", "base")
+
+    class Adapter(Simulation):
+        def build(self, session: Session, op: Op, state: State) -> None:
+            super().build(session, op, state)
+            state[base] = np.linspace(3, 4, 8, dtype=np.float32) + np.float32(op.init_seed * seeded)
+
+        def load(self, session: Session, op: Op, state: State) -> None:
+            kept = state[base]
+            super().load(session, op, state)
+            state[base] = kept
+
+        def write_checkpoints(self, folder: Path) -> None:
+            self.saved = {number: {key: value for key, value in saved.items() if key != base}
+                          for number, saved in self.saved.items()}  # fmt: skip
+            super().write_checkpoints(folder)
+
+    adapter = Adapter(simulation(folder, program="arms resumed").scenario)
+    adapter.gradients = {"w": "gradient", "base": word}
+    (arm,) = (arm for arm in adapter.judged(folder)["arms"] if arm["name"] == "written")
+    if word == "frozen" and not seeded:
+        told = "`save` leaves a frozen parameter out of the checkpoint, which two builds with other seeds make alike: base"
+        assert (arm["verdict"], arm["notes"][-1]) == ("pass", told)
+    else:
+        assert (arm["verdict"], "leaves param of base out" in arm["sentence"]) == ("mismatch", True)
+
+
 def test_a_second_load_in_one_process_that_gives_the_first_is_told(folder: Path) -> None:
     told = failed(Cached(folder).judged(folder))
     assert list(told) == ["used"]

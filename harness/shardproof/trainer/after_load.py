@@ -24,7 +24,7 @@ from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import BESIDE, STATE, Name, Values
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.unsteady import is_garbage, largest
-from shardproof.trainer.wording import differ, first_of, listed
+from shardproof.trainer.wording import differ, first_in_a_step, first_of, listed
 
 STARTS_AGAIN = {
     "scheduler": "The learning-rate schedule starts again from the beginning",
@@ -85,7 +85,7 @@ def of_resumed(found: Sequence[Difference], loaded: Loaded, *, after_load: bool)
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
         when = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
-        return f"{when} {differ(found)} from the run that went on without a break. {first_of(found)}"
+        return f"{when} {differ(found)} from the run that went on without a break. {first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")
     if loaded.restores_nothing(found):
         what = f"Right after the load everything that `load` should restore is a fresh trainer's: {_in_order(found)}."
@@ -146,7 +146,7 @@ def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Valu
         return ""
     told = (
         f"A trainer that has stepped before it loads is left with something of its own: {differ(found)} from a "
-        f"fresh one that loads. {first_of(found)}"
+        f"fresh one that loads. {first_in_a_step(found)}"
     )
     added = next(filter(None, (_added(name, had, saved, after) for name in _names(found))), "")
     return f"{told} {added}" if added else told

@@ -234,6 +234,9 @@ def too_small(keys: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str
 
 MOST_WORDS = 6
 
+MOST_NAMES = 3
+"""Of several values of the trainer's own, whose names say what no role does."""
+
 
 def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     """Which setting won, and should not have."""
@@ -338,6 +341,9 @@ def _group(roles: Sequence[str], names: Collection[str]) -> str:
         return _called(told, min(names))
     if set(roles) <= {"grad", *ROLES.values()}:
         return f"{told} of {len(names)} parameters"
+    if roles == [EXTRA_STATE]:
+        told = ", ".join(sorted(names)[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+        return f"{len(names)} {KINDS[last]} ({told})"
     return f"{len(names)} {KINDS[last]}" if roles[0] in KINDS and not others else f"{len(names)} values of {told}"
 
 

@@ -195,7 +195,7 @@ class Judge(Judging):
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
     def _all_seen(self, steps: list[int]) -> OfParameters:
-        """What optimizers had of each parameter in any of the steps."""
+        """The kind of gradient that optimizers had of each parameter in any of the steps."""
         return together(self.gradients.get(op, {}) for op in steps)
 
     def _frozen_moves(self, notes: list[str]) -> bool:
@@ -362,7 +362,8 @@ class Judge(Judging):
         self.add(USED, found, sentence, [refused] if refused else [])
 
     def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
-        """What differs after the second load of a folder that was written again, and what is right after the first."""
+        """Differences after the second load of a folder that was written again, of values which the first load restores;
+        and the sentence."""
         saves, loads = ([op.index for op in used.ops if op.kind == kind and op.checkpoint == arms.ANEW]
                         for kind in ("save", "load"))  # fmt: skip
         (saved, saved_anew), (first, second) = map(self.at, saves), map(self.at, loads)

@@ -62,7 +62,7 @@ def _apart(one: object, other: object) -> Iterator[str]:
 
 
 def _children(value: object) -> dict[str, object]:
-    """Name → what a value holds; nothing for a plain one."""
+    """Name → entry of a container; a plain value has no entries."""
     match value:
         case Mapping(pairs):
             return {_word(key): each for key, each in pairs}

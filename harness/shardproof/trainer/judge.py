@@ -362,8 +362,8 @@ class Judge(Judging):
         self.add(USED, found, sentence, [refused] if refused else [])
 
     def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
-        """Differences after the second load of a folder that was written again, of values which the first load restores;
-        and the sentence."""
+        """Differences after the second load of a folder that was written again, of values which the first load
+        restores; and the sentence."""
         saves, loads = ([op.index for op in used.ops if op.kind == kind and op.checkpoint == arms.ANEW]
                         for kind in ("save", "load"))  # fmt: skip
         (saved, saved_anew), (first, second) = map(self.at, saves), map(self.at, loads)

@@ -19,10 +19,12 @@ import numpy as np
 
 from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Value
+from shardproof.result import Failure
+from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import BESIDE, STATE, Name, Values
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.unsteady import is_garbage, largest
-from shardproof.trainer.wording import differ, first_of, listed
+from shardproof.trainer.wording import differ, first_in_a_step, first_of, listed
 
 STARTS_AGAIN = {
     "scheduler": "The learning-rate schedule starts again from the beginning",
@@ -100,7 +102,7 @@ def of_resumed(
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
         when = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
-        return f"{when} {differ(found)} from the run that went on without a break. {first_of(found)}"
+        return f"{when} {differ(found)} from the run that went on without a break. {first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")
     if loaded.restores_nothing(found):
         what = f"Right after the load everything that `load` should restore is a fresh trainer's: {_in_order(found)}."
@@ -161,10 +163,38 @@ def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Valu
         return ""
     told = (
         f"A trainer that has stepped before it loads is left with something of its own: {differ(found)} from a "
-        f"fresh one that loads. {first_of(found)}"
+        f"fresh one that loads. {first_in_a_step(found)}"
     )
     added = next(filter(None, (_added(name, had, saved, after) for name in _names(found))), "")
     return f"{told} {added}" if added else told
+
+
+def of_second_load(found: Sequence[Difference], first: Values, second: Values, step: int) -> str:
+    """What a second load in one process gives, of a folder that was written again since the first.
+
+    Args:
+        found: what is not as it was saved last. first, second: what there was after either load. step: the number of
+            the last step before the first save.
+    """
+    what = f"{differ(found)} from what was saved. {first_of(found)}"
+    if any(first.get(name) != second.get(name) for name in _names(found)):
+        return f"After a second load in the same process, of a folder that was written again since the first, {what}"
+    return (
+        f"The second load in the same process gave what the first had loaded (the state after step {step}), though the "
+        f"folder was written again since: something keeps the file's old content, such as a cache by its name. {what}"
+    )
+
+
+def refusal(used: Session, error: Failure | None) -> str:
+    """That a trainer does not save into a folder which has a checkpoint, as no trainer need do; empty for any other end
+    of the session."""
+    again = [op.index for op in used.ops if op.kind == "save"][-1:]
+    if error is None or [error.op] != again or error.type in ("died", "killed", "deadline"):
+        return ""
+    return (
+        "a second load in the same process was not compared, since `save` refuses a folder that has a checkpoint "
+        f"({error.type})"
+    )
 
 
 def _added(name: Name, had: Values, saved: Values, after: Values) -> str:

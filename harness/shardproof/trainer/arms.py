@@ -5,7 +5,8 @@
     twice              the same once more
     unsaved            build  step 0  step 1  step 2  step 3
     resumed            build, from another seed  load  save  step 2  step 3
-    used               build, from another seed  step 7  load  step 2  step 3
+    used               build, from another seed  step 7  load  step 2  step 3  save  load  step 4  save  load, the last
+                       four in one folder
     other mesh M       as resumed, on the mesh M, for each other mesh of the trainer's axis `mesh`, and on one rank
     altered AXIS       as resumed, with another value of an axis that the trainer calls `altered`
     alike AXIS         as unsaved, with the first value of an axis that the trainer calls `alike`, in cells of another
@@ -46,8 +47,9 @@ SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED, ALIKE)
 STEPS_ALONE = (WHOLE, TWICE, ALIKE)
 """Those that need no save."""
 
-FIRST, SECOND, AGAIN = 0, 1, 2
-"""Numbers of checkpoints: of the uninterrupted session, of its repetition, and of what is saved again after a load."""
+FIRST, SECOND, AGAIN, ANEW = 0, 1, 2, 3
+"""Numbers of checkpoints: of the uninterrupted session, of its repetition, of what is saved again after a load, and of
+the folder that `used` writes and loads, and then once more."""
 
 NOTE, TOLD, TIED, CALLS, GRADIENTS, SHARED, PLAIN = NO_STATE = (
     "note", "told", "tied", "calls", "gradients", "shared", "plain",
@@ -196,7 +198,8 @@ def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterato
     if not late:
         return
     yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), *late]
-    yield USED, mesh, [fresh, _op("step", end + 3), load, *late]
+    anew = [_op(kind, at, checkpoint=ANEW) for at in (end, end + 1) for kind in ("save", "load")]
+    yield USED, mesh, [fresh, _op("step", end + 3), load, *late, *anew[:2], _op("step", end), *anew[2:]]
     for other in _other_meshes(trainer, mesh):
         yield f"{OTHER} {other}", other, [fresh, load, *late]
     for axis in trainer.altered:

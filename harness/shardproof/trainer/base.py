@@ -114,7 +114,8 @@ class Trainer:
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint into an empty folder, and return once it is complete."""
+        """Write a checkpoint into an empty folder, and return once it is complete. The arm `used` also saves into a
+        folder that has one, which may be refused by raising."""
         raise NotImplementedError
 
     def load(self, folder: Path) -> None:

@@ -34,6 +34,9 @@ _PASSING = frozenset({
     "results",
 })  # fmt: skip
 
+_OF_DATA = re.compile(r"(.*(loader|sampler|dataset|batch|batches)|inputs?|labels|data)(_.*|\d*)")
+"""Words for what a step takes its samples from, and for the samples."""
+
 _OF_MODULES = ("param", "buffer")
 
 _OWNED = re.compile(r"rank\d+\.(.+)", re.DOTALL)
@@ -61,6 +64,13 @@ def passes(path: str) -> bool:
     """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
     no checkpoint holds it, and a run that has just loaded has none."""
     return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
+
+
+def is_of_data(name: Name) -> bool:
+    """Whether a value is, by a word of its path, of what a step trains on: a loader's position, or a batch. Where it
+    differs, all else that a step makes differs for that reason."""
+    path = without_rank(name[1])
+    return name[0] == EXTRA_STATE and any(map(_OF_DATA.fullmatch, path.lower().split(".")))
 
 
 def is_transient(name: Name, patterns: Sequence[str]) -> bool:

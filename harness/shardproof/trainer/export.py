@@ -10,6 +10,7 @@ file imports from shardproof is `stand_in.py`, which also starts the ranks and l
     unsaved                the run without a save               the run with one; or the moments around the save
     cut, resumed           the uninterrupted run                the one that stops early; the one that loads
     used                   fresh ranks that load                ranks that have stepped, and load
+    used, loaded twice     what was saved last                  what the second load in the process gives
     other mesh             what was saved                       what ranks of another number have loaded
     altered                the setting that is to win           the setting after the load
 
@@ -33,7 +34,7 @@ from shardproof.models import ModelSpec, model_spec
 from shardproof.observe.record import LIVE
 from shardproof.program import FIT, NO_CHECKPOINT, Op
 from shardproof.result import ArmResult, Result
-from shardproof.trainer.arms import ALIKE, ALTERED, OTHER, RESUMED, TWICE, UNSAVED, WHOLE, Session, sessions_of
+from shardproof.trainer.arms import ALIKE, ALTERED, ANEW, OTHER, RESUMED, TWICE, UNSAVED, WHOLE, Session, sessions_of
 from shardproof.trainer.cells import mesh_of, values_of
 from shardproof.trainer.described import Described, text_of
 from shardproof.trainer.every_mesh import OF_A_RANK
@@ -236,6 +237,9 @@ def _compared(
     match session.kind:
         case "unsaved":
             return right, same(whole), here
+        case "used" if op.checkpoint == ANEW:
+            *_, again = (each.index for each in session.ops if each.kind == "save")
+            return replace(_until(session, again), name="saved_again"), replace(right, name="loaded_again"), here
         case "used":
             return same(by_name[RESUMED]), right, here
         case "altered" if trainer.altered[session.of] == "run":

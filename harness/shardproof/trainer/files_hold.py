@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,25 +59,36 @@ class Written:
 
 
 def not_made_by_build(
-    live: Mapping[tuple[str, str], Value], fresh: Sequence[Mapping[tuple[str, str], Value]]
+    live: Mapping[tuple[str, str], Value],
+    fresh: Sequence[Mapping[tuple[str, str], Value]],
+    frozen: Collection[tuple[str, str]] = (),
 ) -> dict[tuple[str, str], Value]:
     """The live values without constants: buffers and what hangs on other objects, such as the frequencies of a position
-    embedding or a dataset, that every fresh trainer has with the same bytes. A checkpoint need not hold those.
+    embedding or a dataset, that every fresh trainer has with the same bytes. A checkpoint need not hold those, nor the
+    frozen parameters of a base model that are alike under two seeds.
 
     Args:
         fresh: what was there right after `build`, in a run that saves and in one that loads, which have other seeds.
+        frozen: the parameters that are frozen.
     """
+    constant = {key for key in live if key[0] in ("buffer", "extra_state") or (key in frozen and len(fresh) > 1)}
     return {
         key: value
         for key, value in live.items()
-        if key[0] not in ("buffer", "extra_state") or not fresh or any(one.get(key) != value for one in fresh)
+        if key not in constant or not fresh or any(one.get(key) != value for one in fresh)
     }
+
+
+def absent_from(folder: Path, values: Mapping[tuple[str, str], Value]) -> list[str]:
+    """The names of values whose bytes are in no file below a folder."""
+    files = _files(folder)
+    return [key[1] for key, value in values.items() if not _held(value, files)]
 
 
 def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str], ranks: int = 1) -> Written:
     """What of the live values is in no file below `folder`. transient: patterns of `ROLE NAME` that need not be. ranks:
     among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    files = _files(folder)
     least = max(LEAST_BYTES, 2 * PIECE * ranks)
     owed = {key: value for key, value in live.items() if key[0] not in OF_A_RANK and not is_transient(key, transient)}
     wanted = {
@@ -153,6 +164,10 @@ def _longest(data: bytes, at: int, contents: Sequence[mmap.mmap]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if there(middle) else (low, middle)
     return low
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
 
 
 def _opened(path: Path, stack: ExitStack) -> mmap.mmap:

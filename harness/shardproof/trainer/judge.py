@@ -11,6 +11,7 @@
     resumed       after the load and each step, with the uninterrupted   equal
     cold          before the load, with what was saved                   other parameters, or a load cannot be seen
     used          a trainer that has stepped, and loads                  equal to a fresh one that loads
+                  its second load of a folder that was written again     what was saved last
     again         the checkpoint, and what is saved right after its load equal files' contents
     other mesh    what the load gives on another mesh                    equal logical values; with `probe` after steps
     written       the bytes of what is live, in the files                all of it is there
@@ -34,7 +35,7 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import TWIN, ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
-from shardproof.trainer.after_load import Loaded, of_resumed, of_used
+from shardproof.trainer.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
@@ -53,13 +54,14 @@ from shardproof.trainer.arms import (
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
-from shardproof.trainer.files_hold import not_made_by_build, written
+from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import is_wild
 from shardproof.trainer.notes import (
     apart,
     frozen_is_stepped,
+    frozen_left_out,
     frozen_moves,
     idle,
     never_moved,
@@ -193,7 +195,7 @@ class Judge(Judging):
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
 
     def _all_seen(self, steps: list[int]) -> OfParameters:
-        """Parameters and copies of them → their kind of gradient, whichever of the steps had the most."""
+        """The kind of gradient that optimizers had of each parameter in any of the steps."""
         return together(self.gradients.get(op, {}) for op in steps)
 
     def _frozen_moves(self, notes: list[str]) -> bool:
@@ -345,7 +347,10 @@ class Judge(Judging):
 
     def _used(self) -> None:
         used, resumed = self.named(USED), self.named(RESUMED)
-        if used is None or resumed is None or WHOLE in self.failures or self.ended(used):
+        if used is None or resumed is None or WHOLE in self.failures:
+            return
+        refused = refusal(used, self.failures.get(USED))
+        if not refused and self.ended(used):
             return
         if RESUMED in self.failures:
             return
@@ -353,7 +358,22 @@ class Judge(Judging):
         right = self.at(self.loaded(resumed))
         found = self.compare(right, self.at(load), load, self._free_at_load)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
-        self.add(USED, found, of_used(found, self.at(load - 1), right, self.at(load)))
+        sentence = of_used(found, self.at(load - 1), right, self.at(load))
+        refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
+        if not found and not refused:
+            found, sentence = self._loaded_twice(used)
+        self.add(USED, found, sentence, [refused] if refused else [])
+
+    def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
+        """Differences after the second load of a folder that was written again, of values which the first load
+        restores; and the sentence."""
+        saves, loads = ([op.index for op in used.ops if op.kind == kind and op.checkpoint == arms.ANEW]
+                        for kind in ("save", "load"))  # fmt: skip
+        (saved, saved_anew), (first, second) = map(self.at, saves), map(self.at, loads)
+        wrong = {key for key in {*saved, *first} if saved.get(key) != first.get(key)}
+        found = self.compare(saved_anew, second, loads[1], self._free_at_load | wrong)
+        step = next(op.iteration for op in reversed(used.ops) if op.kind == "step" and op.index < saves[0])
+        return found, of_second_load(found, first, second, step) if found else ""
 
     def _again(self) -> None:
         resumed = self.named(RESUMED)
@@ -378,7 +398,9 @@ class Judge(Judging):
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
         fresh = [self.at(one.first("build")) for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
-        live = not_made_by_build(self.at(at), fresh)
+        seen = self._all_seen([op.index for op in self.whole.ops])
+        frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
+        live = not_made_by_build(self.at(at), fresh, frozen)
         folder = self.directory / f"checkpoint{arms.FIRST}"
         held = written(folder, live, self.trainer.transient, ranks)
         if held.converted:
@@ -386,6 +408,9 @@ class Judge(Judging):
             return
         self.looked_at = held.looked_for
         notes = wording.too_small(held.too_small, names_in(folder))
+        alike_in_builds = {key: self.at(at)[key] for key in frozen if key in self.at(at) and key not in live}
+        absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
+        notes += [frozen_left_out(absent)] if absent else []
         self.add("written", held.differences(at), wording.of_written(held), notes)
 
     def _other_mesh(self, session: Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +25,7 @@ from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
+from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
 from shardproof.trainer.rounding import At, rounded
 from shardproof.trainer.shared import Names, shared_by_op
@@ -165,7 +166,7 @@ class Judging:
         loads = any(each.index == op and each.kind == "load" for each in session.ops)
         self.between = Between(expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step,
                                earlier=len(steps) - 1, gradients=self.gradients.get(op, {}), loaded=loads)  # fmt: skip
-        return [d for d in found if d.fails and d.key.role]
+        return [_with_entry(d, expected, observed) for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
         """An arm's verdict: a mismatch if anything differs, and no verdict if there was nothing to compare."""
@@ -240,3 +241,11 @@ class Judging:
     def exact(self) -> bool:
         """Whether gradients are exact, so that steps on another mesh come to the same bits."""
         return any(note == wording.PROBED for note in self.notes)
+
+
+def _with_entry(difference: Difference, expected: At, observed: At) -> Difference:
+    """A difference of pickled bytes with the entry that differs; any other as it is."""
+    key = difference.key.role, difference.key.fqn
+    one, other = expected.get(key), observed.get(key)
+    entry = entry_apart(one, other) if difference.kind in ("bits", "shape") and one and other else ""
+    return replace(difference, detail=entry) if entry else difference

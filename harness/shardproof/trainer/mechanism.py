@@ -117,6 +117,8 @@ def _source(pair: Pair, between: Between) -> Name | None:
 
 
 def _still(pairs: Sequence[Pair], between: Between) -> str:
+    if between.loaded:  # which moves no parameter, and has no gradients
+        return ""
     params = [pair for pair in pairs if pair.name[0] == "param" and pair.before is not None]
     moved = [[_moves(pair.before, value) for value in (pair.expected, pair.observed)] for pair in params]
     if not moved or any(one == other for one, other in moved) or len({one for one, _ in moved}) > 1:

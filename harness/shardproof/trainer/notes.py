@@ -133,6 +133,15 @@ def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:
     return f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: {why}."
 
 
+def frozen_left_out(names: Sequence[str]) -> str:
+    """Frozen parameters are in no file, and every build makes them alike, as the base of a LoRA model."""
+    which = f"{len(names)} frozen parameters" if len(names) > 1 else "a frozen parameter"
+    return (
+        f"`save` leaves {which} out of the checkpoint, which two builds with other seeds make alike: "
+        f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    )
+
+
 def frozen_moves(names: Sequence[str], step: int) -> str:
     """Frozen parameters change, and no optimizer was seen to step them."""
     return (

@@ -107,9 +107,10 @@ def alike(judging: Judging, session: Session) -> None:
     wild = _not_finite(judging, apart, (one, other), wrong) if wrong else ""
     most = "" if exactly else as_rounding(half=half)
     often = _how_often(judging, session, apart, (one, other)) if wrong else ""
+    older = _older(judging, session, apart, (one, other), wrong) if wrong else ""
     shared = _shared(judging, session, apart, (one, other), wrong) if wrong else ""
     what = wording.of_alike(wrong, one, other, farthest, most)
-    told = " ".join(filter(None, (often, wild, what, rates or parted, shared)))
+    told = " ".join(filter(None, (often, wild, what, older or rates or parted, shared)))
     judging.add(session.name, wrong, told, notes)
 
 
@@ -117,6 +118,24 @@ def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tu
     """Rates that are not alike before the operation, or else behind it: `rates_apart`. ops: as in `_how_often`."""
     before = rates_apart(judging.at(ops[0] - 1), judging.at(ops[1] - 1), names)
     return before if before[0] else rates_apart(judging.at(ops[0]), judging.at(ops[1]), names)
+
+
+def _older(
+    judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]
+) -> str:
+    """That one of the ways has the values of a moment before its last one, as after the load of an older checkpoint. A
+    way that has those of its last moment may have skipped the step. ops: as in `_how_often`."""
+    keys = [(one.key.role, one.key.fqn) for one in wrong]
+    for each, op, way in zip((session, judging.whole), ops, names, strict=True):
+        now, last, *before = [
+            (moment, of_both(judging.at(moment.index), judging.at(moment.index)).one)
+            for moment in reversed(each.ops) if moment.index <= op and moment.kind != "fit"
+        ] + [(each.ops[0], {})] * 2  # fmt: skip
+        for moment, values in before:
+            there = all(key in values and values[key] == now[1].get(key) for key in keys)
+            if there and any(values[key] != last[1].get(key) for key in keys):
+                return f"These are the values after {wording.at(moment)} with {way}: an older state was put back."
+    return ""
 
 
 def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

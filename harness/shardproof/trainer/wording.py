@@ -17,7 +17,7 @@ from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import OTHER, Session
 from shardproof.trainer.crashes import caused_by, message_of, method_of, raised_by
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import BESIDE, ROLES
+from shardproof.trainer.every_mesh import BESIDE, ROLES, is_of_data
 from shardproof.trainer.files_hold import Written, nameless
 from shardproof.verdict import Verdict
 from shardproof.wording.waits import told_waits
@@ -41,6 +41,9 @@ FIT_ELSEWHERE = (
 NO_STATE = (
     "Nothing with state was found on the trainer after `build`: make model and optimizer attributes of self, or return "
     "them from `state()`."
+)
+LEFT_AS_IT_IS = (
+    "a second load in the same process was not compared, since `save` leaves a folder as it is that has a checkpoint"
 )
 ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
 NOTHING_IN_COMMON = "not compared: there is nothing that both have in the same shape"
@@ -206,7 +209,7 @@ def of_mesh(found: Sequence[Difference], mesh: str, *, at_load: bool) -> str:
     if at_load:
         return f"Loaded on mesh {mesh}, {differ(found)} from what was saved. {first_of(found)}"
     what = "steps come to other values than on the mesh that saved"
-    return f"After a load on mesh {mesh}, {what}: {differ(found)}. {first_of(found)}"
+    return f"After a load on mesh {mesh}, {what}: {differ(found)}. {first_in_a_step(found)}"
 
 
 def of_written(held: Written) -> str:
@@ -237,6 +240,9 @@ def too_small(keys: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str
 
 
 MOST_WORDS = 6
+
+MOST_NAMES = 3
+"""Of several values of the trainer's own, whose names say what no role does."""
 
 
 def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
@@ -342,6 +348,9 @@ def _group(roles: Sequence[str], names: Collection[str]) -> str:
         return _called(told, min(names))
     if set(roles) <= {"grad", *ROLES.values()}:
         return f"{told} of {len(names)} parameters"
+    if roles == [EXTRA_STATE]:
+        told = ", ".join(sorted(names)[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+        return f"{len(names)} {KINDS[last]} ({told})"
     return f"{len(names)} {KINDS[last]}" if roles[0] in KINDS and not others else f"{len(names)} values of {told}"
 
 
@@ -378,6 +387,12 @@ def first_of(found: Sequence[Difference]) -> str:
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""
     return f"{what} is {wrong}{where}, and should be {right}{_as_a_factor(wrong, right)}."
+
+
+def first_in_a_step(found: Sequence[Difference]) -> str:
+    """As `first_of`, of what a step makes: data come first, since a step begins with them."""
+    of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
+    return f"The data differ: {first_of(of_data)}" if of_data else first_of(found)
 
 
 def _as_a_factor(wrong: str, right: str) -> str:

@@ -55,7 +55,7 @@ class Simulation:
             getattr(self, op.kind)(session, op, state)
             self.fault(session, op, state)
             if op.kind == "save":
-                self.saved.setdefault(op.checkpoint, copy.deepcopy(state))
+                self.saved[op.checkpoint] = copy.deepcopy(state)
             yield op, {} if op.kind == "fit" else copy.deepcopy(state)
 
     def build(self, session: Session, op: Op, state: State) -> None:
@@ -90,14 +90,18 @@ class Simulation:
                 self.step(session, other, done)
             self.saved[op.checkpoint] = done
 
-    def judged(self, folder: Path, failures: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What the judge says of all sessions. failures: session → what ended it; nothing is written of it."""
+    def judged(
+        self, folder: Path, failures: Mapping[str, Any] | None = None, *, written: bool = False
+    ) -> dict[str, Any]:
+        """What the judge says of all sessions. failures: session → what ended it. written: whether there are
+        observations of such a session all the same."""
         files = []
         for number, session in enumerate(sessions_of(self.scenario)):
             seen = list(self.observed(session))
             paths = [folder / f"{number}-{rank}" for rank in range(session.ops[0].mesh.world)]
             for rank, path in enumerate(paths):
-                blobs = [self.blob(op, rank, state) for op, state in seen if session.name not in (failures or {})]
+                told = written or session.name not in (failures or {})
+                blobs = [self.blob(op, rank, state) for op, state in seen if told]
                 path.write_bytes(b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs))
             files.append([str(path) for path in paths])
         self.write_checkpoints(folder)

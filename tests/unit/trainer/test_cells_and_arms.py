@@ -138,7 +138,7 @@ def test_the_sessions_of_a_stepwise_trainer(tmp_path: Path) -> None:
     assert found["twice"] == found["uninterrupted"] == "build0 step0 step1 save2 step2 step3"
     assert found["unsaved"] == "build0 step0 step1 step2 step3"
     assert found["resumed"] == "build0 load2 save2 step2 step3"
-    assert found["used"] == "build0 step7 load2 step2 step3"
+    assert found["used"] == "build0 step7 load2 step2 step3 save4 load4 step4 save5 load5"
     assert found["other mesh 2x2"] == found["other mesh 1"] == "build0 load2 step2 step3"
     assert found["altered lr"] == "build0 load2 step2"
 

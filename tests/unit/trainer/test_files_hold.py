@@ -112,3 +112,13 @@ def test_what_every_build_makes_alike_need_not_be_in_a_checkpoint() -> None:
         ("buffer", "rope.inv_freq"): value(1), **LIVE
     }  # fmt: skip
     assert not_made_by_build(live, []) == live
+
+
+def test_a_frozen_parameter_that_every_build_makes_alike_need_not_be_in_a_checkpoint() -> None:
+    """The base of a LoRA model, which comes from elsewhere. One build alone cannot say that all make it alike."""
+    base, adapter = ("param", "base"), ("param", "adapter")
+    live = {base: value(1), adapter: value(2)}
+    other = {base: value(1), adapter: value(3)}
+    assert not_made_by_build(live, [live, other], [base, adapter]) == {adapter: value(2)}
+    assert not_made_by_build(live, [live, other]) == live, "a parameter that is not frozen"
+    assert not_made_by_build(live, [live], [base]) == live

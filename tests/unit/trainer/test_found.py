@@ -345,7 +345,7 @@ def test_a_tensor_that_a_step_makes_anew_is_told_and_not_recorded() -> None:
     assert list(values(**roots)) == ["extra_state rank0.lossless"]
     told = State(roots, 0, 1).found[0]
     assert told.name == "last_loss"
-    assert "not recorded: by its name a step makes it anew; to have it compared, give it another name" in told.detail
+    assert "not recorded: by its name a step makes it anew; to have it compared, give it in `state()`" in told.detail
 
 
 def test_what_a_state_of_ones_own_names_is_recorded_as_all_ranks_whatever_its_name() -> None:
@@ -389,6 +389,52 @@ def test_what_a_trainers_own_state_names_is_told_from_its_attributes() -> None:
     assert "_attributes" not in rank._asked()
     Mine.state = lambda self: {"held": self.held}  # type: ignore[method-assign]
     assert (rank._asked().keys(), rank.named) == ({"held"}, {"held"})
+
+
+class Gives(Trainer):
+    """Gives its batch under the attribute's own name, in one of the ways to write it."""
+
+    way: int = 0
+
+    def state(self) -> dict[str, Any]:
+        found = super().state()
+        if self.way == 0:
+            found["batch"] = self.batch
+        return [found, found | {"batch": self.batch}, {**found, "batch": self.batch}, dict(found, batch=self.batch)][
+            self.way
+        ]
+
+
+class Inherits(Gives):
+    """Has the `state` of another trainer."""
+
+
+class Holds(Trainer):
+    """Has the attribute alone."""
+
+
+@pytest.mark.parametrize("way", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", [Gives, Inherits])
+def test_a_batch_that_state_gives_under_its_own_name_is_named(kind: type[Trainer], way: int) -> None:
+    rank = Rank.__new__(Rank)
+    rank.trainer = kind()
+    rank.trainer.__dict__ |= {"way": way, "batch": torch.ones(2), "table": torch.ones(2)}
+    rank._asked()
+    assert rank.named == {"batch"}
+    assert "extra_state batch" in named_values(rank)
+
+
+def test_a_batch_that_hangs_on_a_trainer_alone_is_not_named() -> None:
+    rank = Rank.__new__(Rank)
+    rank.trainer = Holds()
+    rank.trainer.__dict__ |= {"batch": torch.ones(2)}
+    rank._asked()
+    assert (rank.named, named_values(rank)) == (set(), [])
+
+
+def named_values(rank: Rank) -> list[str]:
+    found = State(rank._asked(), 0, 1, named=rank.named).records(1)
+    return [f"{record.role} {record.fqn}" for record in found if record.role == "extra_state"]
 
 
 @pytest.mark.parametrize("wrong", [("a", "b"), ["a"], [("a",)], "ab", [("a", 1)]])

@@ -158,6 +158,7 @@ def test_parameters_that_do_not_move() -> None:
     assert told(wrong).startswith("Parameters should change here, and none does")
     one = {**RIGHT, "param a": BEFORE["param a"]}
     assert told(one).startswith("1 of 2 parameters should change here, and do not")
+    assert told(one, loaded=True) == "", "a load moves no parameters"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Every fault is planted in one session of a simulated trainer (`simulated`), and 
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from shardproof.observe.logical import Key, Value
 from shardproof.program import Op
 from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
-from shardproof.trainer.arms import Session
+from shardproof.trainer.arms import Session, sessions_of
 from shardproof.trainer.cells import scenario_of
 from shardproof.trainer.notes import of_one_way, rounding
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
@@ -371,6 +372,81 @@ def test_a_value_that_a_step_makes_anew_is_not_missed_right_after_a_load(folder:
     assert "metrics.loss is 7, and should be 2" in arms["used"]["sentence"]
 
 
+class Cached(Simulation):
+    """Loads what the first load of a folder read. given: what else a load does to the state."""
+
+    def __init__(self, folder: Path, given: Any = nothing) -> None:
+        super().__init__(simulation(folder, program="arms used").scenario)
+        self.kept: dict[tuple[int, int], State] = {}
+        self.given = given
+
+    def load(self, session: Session, op: Op, state: State) -> None:
+        kept = self.kept.setdefault((op.session, op.checkpoint), copy.deepcopy(self.saved[op.checkpoint]))
+        state.clear()
+        state |= copy.deepcopy(kept)
+        self.given(session, op, state)
+
+
+@pytest.mark.parametrize(("word", "seeded"), [("frozen", False), ("frozen", True), ("gradient", False)])
+def test_a_frozen_base_that_every_build_makes_alike_need_not_be_saved(folder: Path, word: str, *, seeded: bool) -> None:
+    base = ("param", "base")
+
+    class Adapter(Simulation):
+        def build(self, session: Session, op: Op, state: State) -> None:
+            super().build(session, op, state)
+            state[base] = np.linspace(3, 4, 8, dtype=np.float32) + np.float32(op.init_seed * seeded)
+
+        def load(self, session: Session, op: Op, state: State) -> None:
+            kept = state[base]
+            super().load(session, op, state)
+            state[base] = kept
+
+        def write_checkpoints(self, folder: Path) -> None:
+            self.saved = {number: {key: value for key, value in saved.items() if key != base}
+                          for number, saved in self.saved.items()}  # fmt: skip
+            super().write_checkpoints(folder)
+
+    adapter = Adapter(simulation(folder, program="arms resumed").scenario)
+    adapter.gradients = {"w": "gradient", "base": word}
+    (arm,) = (arm for arm in adapter.judged(folder)["arms"] if arm["name"] == "written")
+    if word == "frozen" and not seeded:
+        told = "`save` leaves a frozen parameter out of the checkpoint, which two builds with other seeds make alike"
+        assert (arm["verdict"], arm["notes"][-1]) == ("pass", f"{told}: base")
+    else:
+        assert (arm["verdict"], "leaves param of base out" in arm["sentence"]) == ("mismatch", True)
+
+
+def test_a_second_load_in_one_process_that_gives_the_first_is_told(folder: Path) -> None:
+    told = failed(Cached(folder).judged(folder))
+    assert list(told) == ["used"]
+    assert told["used"].startswith(
+        "The second load in the same process gave what the first had loaded (the state after step 3), though the folder"
+        " was written again since: something keeps the file's old content, such as a cache by its name. "
+    )
+
+
+def test_a_second_load_that_gives_something_else_is_told(folder: Path) -> None:
+    fault = only("used", "load", MOMENT, plus, 5)
+    told = failed(judged(folder, fault, program="arms used"))
+    assert told["used"].startswith("After a second load in the same process, of a folder that was written again since")
+
+
+def test_what_no_load_restores_is_nothing_that_a_second_one_forgets(folder: Path) -> None:
+    assert failed(judged(folder, only("used", "load", MOMENT, plus, 4), program="arms used")) == {}
+
+
+@pytest.mark.parametrize("loud", [True, False])
+def test_a_save_that_refuses_a_folder_with_a_checkpoint_is_no_failure(folder: Path, loud: bool) -> None:
+    cached = Cached(folder)
+    again = [op.index for session in sessions_of(cached.scenario) for op in session.ops if op.kind == "save"][-1]
+    error = {"type": "FileExistsError", "message": "it is there", "rank": 0, "op": again}
+    cached.notes = () if loud else (wording.LEFT_AS_IT_IS,)
+    arms = {arm["name"]: arm for arm in cached.judged(folder, {"used": error} if loud else None, written=True)["arms"]}
+    assert arms["used"]["verdict"] == "pass"
+    why = "refuses a folder that has a checkpoint (FileExistsError)" if loud else "leaves a folder as it is"
+    assert why in arms["used"]["notes"][0]
+
+
 def test_a_trainer_that_trains_nothing_is_unknown(folder: Path) -> None:
     class Idle(Simulation):
         def blob(self, op: Op, rank: int, state: State) -> bytes:
@@ -568,6 +644,22 @@ def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: 
 def test_a_way_that_updates_more_often_is_told_first(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", COUNT, plus, 1))
     assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once. way must not matter, but")
+
+
+@pytest.mark.parametrize(("back", "told"), [(1, False), (2, True), (3, True)])
+def test_a_way_that_puts_back_an_older_state_is_told(folder: Path, back: int, *, told: bool) -> None:
+    """The state right before the step may be that of a step that was skipped."""
+    seen: list[State] = []
+
+    def fault(session: Session, op: Op, state: State) -> None:
+        if session.name == "alike way":
+            if op.iteration == 2:
+                state |= seen[-back]
+            seen.append(copy.deepcopy(state))
+
+    _, sentence, _ = alike(folder, "rounding", fault)
+    moment = {2: "step 0", 3: "`build`"}.get(back)
+    assert (f"These are the values after {moment} with way=a: an older state was put back." in sentence) is told
 
 
 def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> None:

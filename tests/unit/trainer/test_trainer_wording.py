@@ -136,7 +136,7 @@ def test_a_schedule_that_starts_again_is_told_in_plain_english() -> None:
         ([("exp_avg", "a"), ("exp_avg", "b"), ("step", "a")], "exp_avg of 2 parameters, step of a"),
         ([("param", "a"), ("param", "b")], "2 parameters"),
         ([("setting", "group0.lr"), ("setting", "group1.lr")], "2 settings of param groups"),
-        ([("extra_state", "a"), ("extra_state", "b")], "2 values of the trainer's own"),
+        ([("extra_state", "a"), ("extra_state", "b")], "2 values of the trainer's own (a, b)"),
     ],
 )
 def test_values_are_counted_by_what_they_are(keys: list[tuple[str, str]], told: str) -> None:

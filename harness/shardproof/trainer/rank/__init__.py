@@ -7,6 +7,7 @@ update is handed out as the operations behind it come.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,7 @@ from shardproof.trainer.arms import (
 )  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.every_mesh import passes
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
@@ -76,6 +79,8 @@ class Rank:
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
         self.gradients = Gradients()
+        self.files: dict[int, set[tuple[str, int, int]]] = {}
+        self.left_as_it_is = False
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
@@ -92,13 +97,16 @@ class Rank:
             self._call(lambda: self.trainer.step(op.iteration))
 
     def save(self, op: Op) -> None:
-        """Write a checkpoint into an empty folder."""
+        """Write a checkpoint into a folder, which is empty but for the last save of the arm `used`."""
         folder = self._folder(op.checkpoint)
         self._call(lambda: self.trainer.save(folder))
 
     def load(self, op: Op) -> None:
         """Read a checkpoint."""
         folder = self.context.directory / f"checkpoint{op.checkpoint}"
+        files = files_of(folder)
+        self.left_as_it_is = self.files.get(op.checkpoint) == files
+        self.files[op.checkpoint] = files
         self._call(lambda: self.trainer.load(folder))
 
     def fit(self, op: Op) -> None:
@@ -146,7 +154,12 @@ class Rank:
         self.trainer._attributes = frozenset()
         found = self.trainer.state()
         held, attributes = vars(self.trainer), self.trainer._attributes
-        self.named = {name for name, value in found.items() if name not in attributes or held.get(name) is not value}
+        own = written_in_state(type(self.trainer))
+        self.named = {
+            name
+            for name, value in found.items()
+            if name not in attributes or held.get(name) is not value or (name in own and passes(name))
+        }
         self.tied = list(pairs_of(self.trainer.tied))
         return found
 
@@ -224,6 +237,7 @@ class Rank:
         if self.context.rank:
             return
         told = [wording.PROBED] if self.probes else []
+        told += [wording.LEFT_AS_IT_IS] if self.left_as_it_is else []
         if state is not None:
             told += [f"found: {item.name}: {item.kind}, {item.detail}" for item in state.found]
             told += [f"hidden: {item.name}: {item.kind}, {item.detail}" for item in state.hidden]
@@ -249,6 +263,29 @@ class Rank:
         probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))
         self.probes.append(probe)
         return Probed(probe, build_model(probe, self.cell.seed))
+
+
+def written_in_state(kind: type) -> set[str]:
+    """The texts in a trainer's own `state()`. An attribute that it gives under the attribute's name, such as
+    `found["batch"] = self.batch`, is told by that alone from what every trainer's gives."""
+    methods = (vars(each)["state"] for each in kind.__mro__ if each is not Trainer and "state" in vars(each))
+    waiting: list[object] = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
+    found: set[str] = set()
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                found.add(text)
+            case tuple(parts):
+                waiting += parts
+            case CodeType(co_consts=parts):
+                waiting += parts
+    return found
+
+
+def files_of(folder: Path) -> set[tuple[str, int, int]]:
+    """The files below a folder, each with its inode and the time in ns at which it was written last."""
+    files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+    return {(str(path), stat.st_ino, stat.st_mtime_ns) for path, stat in files}
 
 
 def pairs_of(tied: object) -> Iterator[tuple[str, str]]:

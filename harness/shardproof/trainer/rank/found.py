@@ -367,7 +367,7 @@ class Look:
             return
         if passes(met.path) and not met.named:
             told = f"{type(value).__name__} of {list(value.shape)}, not recorded: by its name a step makes it anew"
-            self._find(met, f"{told}; to have it compared, give it another name in `state()`")
+            self._find(met, f"{told}; to have it compared, give it in `state()`")
             return
         own = self._of_this_rank(met)
         if isinstance(value, np.ndarray):

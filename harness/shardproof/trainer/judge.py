@@ -57,7 +57,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.not_finite import is_wild
+from shardproof.trainer.not_finite import is_wild, where_first
 from shardproof.trainer.notes import (
     apart,
     frozen_is_stepped,
@@ -182,7 +182,7 @@ class Judge(Judging):
         later = [index for index in steps if index > self.saved]
         params = sum(key[0] == PARAMS and bool(value.data) for key, value in last.items())
         if wrong := self._no_numbers(last):
-            text = no_numbers(wrong)
+            text = no_numbers(wrong, self._first_wild())
         elif still and len(still) == params:
             text = nothing_trains(len(steps), last, why_still(still, self._all_seen(steps)))
         elif params and later and len(self._still(self.saved, last)) == params:
@@ -215,6 +215,15 @@ class Judge(Judging):
                 return True
             notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []
         return False
+
+    def _first_wild(self) -> str:
+        """A sentence on the first operation of the uninterrupted session after which a value is NaN or infinite."""
+        for op in self.whole.ops:
+            own = self.at(op.index)
+            before = self.at(op.index - 1) if op.index > self.whole.ops[0].index else {}
+            if told := where_first([*own], own, before, None, self.gradients.get(op.index, {})):
+                return f"The first one is there after {wording.at(op)}: {told}."
+        return ""
 
     def _no_numbers(self, values: At) -> list[str]:
         """The parameters with an element that is NaN or infinite."""

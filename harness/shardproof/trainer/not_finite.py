@@ -13,12 +13,12 @@ from shardproof.trainer.gradients import NOT_FINITE, OfParameters
 from shardproof.trainer.rounding import FLOATS, PARAMS
 
 
-def where_first(keys: Sequence[Name], own: Values, other: Values, output: str, seen: OfParameters) -> str:
+def where_first(keys: Sequence[Name], own: Values, other: Values, output: str | None, seen: OfParameters) -> str:
     """The end of a sentence; empty where no value has a NaN or an infinity that the other way does not have.
 
     Args:
-        keys: what differs. own, other: what either way has. output: the first module whose output has one.
-        seen: what optimizers had of each parameter.
+        keys: what differs. own, other: what either way has, or a run after a step and before it. output: the first
+            module whose output has one; None where nobody looked. seen: what optimizers had of each parameter.
     """
     wild = [key for key in keys if is_wild(own.get(key)) and not is_wild(other.get(key))]
     if not wild:
@@ -27,7 +27,8 @@ def where_first(keys: Sequence[Name], own: Values, other: Values, output: str, s
     if output:
         return f"the output of {output} is the first to have one"
     if gradients:
-        return f"the outputs of modules that were seen have none, and the gradient of {gradients[0]} has one"
+        outputs = "" if output is None else "the outputs of modules that were seen have none, and "
+        return f"{outputs}the gradient of {gradients[0]} has one when the optimizer steps"
     given = "no gradient that the optimizer was given has one, and " if seen else ""
     state = [key for key in wild if key[0] in BESIDE]
     if state:

@@ -115,13 +115,12 @@ def never_moved(names: Sequence[str], number: int) -> str:
     )
 
 
-def no_numbers(names: Sequence[str]) -> str:
-    """Parameters that end as NaN or infinity."""
+def no_numbers(names: Sequence[str], first: str) -> str:
+    """Parameters that end as NaN or infinity. first: where the first one is, as a sentence; empty where unknown."""
     which = f"{names[0]} ends" if len(names) == 1 else f"{len(names)} parameters end, such as {names[0]},"
-    return (
-        f"{which} as NaN or infinity, so that no arm could see what else goes wrong. Where does the first one come "
-        "from: a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
-    )
+    asked = "a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
+    told = first or f"Where does the first one come from: {asked}"
+    return f"{which} as NaN or infinity, so that no arm could see what else goes wrong. {told}"
 
 
 def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:

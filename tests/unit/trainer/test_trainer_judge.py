@@ -478,6 +478,7 @@ def test_parameters_that_are_no_numbers_are_no_pass(folder: Path) -> None:
     found = Nan(simulation(folder).scenario).judged(folder)
     assert found["verdict"] == "unknown"
     assert failed(found)["trains"].startswith("w ends as NaN or infinity")
+    assert failed(found)["trains"].endswith("one, and no state of the optimizer has: look at what the step divides by.")
 
 
 @pytest.mark.parametrize(("word", "verdict"), [("stepped although frozen", "mismatch"), ("frozen", "pass")])

@@ -118,7 +118,7 @@ def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         started = subprocess.Popen(
             command, cwd=folder, env={**own, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment},
-            stdin=subprocess.DEVNULL, stdout=said, stderr=errors, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=said, stderr=errors, start_new_session=True,
         )  # fmt: skip
         try:
             status = started.wait(LIMIT_S)

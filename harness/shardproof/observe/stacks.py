@@ -61,26 +61,25 @@ def fatal_traceback_in(log: str) -> str:
     """The frames of a rank that a signal such as SIGABRT ended, from its log, in the order and form of a traceback,
     from the operation on; empty for none."""
     said = log.rpartition(FATAL)
-    for block in _THREADS.split(said[2]) if said[1] else ():
-        frames = [frame for line in block.splitlines() if (frame := _FRAME.match(line))]
-        ours = next((n for n, frame in enumerate(frames) if _HARNESS.search(frame["file"])), None)
+    for frames in _threads_in(said[2]) if said[1] else ():
+        ours = next((n for n, frame in enumerate(frames) if _HARNESS.search(frame.file)), None)
         if ours is not None:
-            told = (f'  File "{f["file"]}", line {f["line"]}, in {f["function"]}\n' for f in reversed(frames[:ours]))
-            return "".join(told)
+            return "".join(f'  File "{f.file}", line {f.line}, in {f.function}\n' for f in reversed(frames[:ours]))
     return ""
 
 
 def stacks_in(log: str) -> list[tuple[Frame, ...]]:
     """The stack of the main thread of every process that `faulthandler` wrote into a log when the process was aborted,
     the innermost frame first."""
-    stacks = []
-    for dump in log.split(f"{FATAL}Aborted")[1:]:
-        threads: list[tuple[Frame, ...]] = []
-        for block in _THREADS.split(dump)[1:]:
-            frames = itertools.takewhile(bool, map(_FRAME.match, block.splitlines()))
-            threads.append(tuple(Frame(one["file"], int(one["line"]), one["function"]) for one in frames if one))
-        stacks += list(filter(None, threads))[-1:]  # threads are told from the newest to the first
-    return stacks
+    dumps = (_threads_in(dump) for dump in log.split(f"{FATAL}Aborted")[1:])
+    return [threads[-1] for threads in dumps if threads]  # threads are told from the newest to the first
+
+
+def _threads_in(dump: str) -> list[tuple[Frame, ...]]:
+    """The stacks of a process' threads that run Python, the innermost frame first."""
+    blocks = (itertools.takewhile(bool, map(_FRAME.match, block.splitlines())) for block in _THREADS.split(dump)[1:])
+    threads = (tuple(Frame(f["file"], int(f["line"]), f["function"]) for f in block if f) for block in blocks)
+    return [frames for frames in threads if frames]
 
 
 def in_one_text(stacks: Mapping[int, str], characters: int) -> str:

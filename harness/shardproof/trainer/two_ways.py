@@ -78,10 +78,8 @@ def alike(judging: Judging, session: Session) -> None:
         found = judging.compare(both.one, both.other, op.index)
         half = half or (computes_in_half(both.one) and computes_in_half(both.other))
         beyond, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
-        wrong, farthest = (
-            sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE),
-            max(farthest, share),
-        )
+        wrong = sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE)
+        farthest = max(farthest, share)
         apart = op.index, moments[op.kind, op.iteration]
         if wrong and wrong[0].kind in PRESENCE:  # what is in one way only may hide values that differ later
             absent, wrong = [*absent, op], []
@@ -96,22 +94,31 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
-    rates, factor = _rates(judging, apart, (one, other)) if wrong else ("", 0.0)
-    if judging.between:
-        own = {name: value for name, value in judging.at(apart[1]).items() if name[0] == SETTING}
-        seen = judging.gradients.get(apart[1], {})
-        judging.between = replace(judging.between, against=one, gradients=seen, settings=own, rates=factor)
-    calls = [judging.calls.get(op, {}) for op in apart]
-    near = 0.0 if exactly else HALF if half else ROUNDING
-    parted = where_they_part(calls[0], calls[1], (f"With {one}", f"With {other}"), near) if wrong else ""
-    wild = _not_finite(judging, apart, (one, other), wrong) if wrong else ""
-    most = "" if exactly else as_rounding(half=half)
-    often = _how_often(judging, session, apart, (one, other)) if wrong else ""
-    older = _older(judging, session, apart, (one, other), wrong) if wrong else ""
-    shared = _shared(judging, session, apart, (one, other), wrong) if wrong else ""
-    what = wording.of_alike(wrong, one, other, farthest, most)
-    told = " ".join(filter(None, (often, wild, what, older or rates or parted, shared)))
+    told = _said(judging, session, apart, (one, other), wrong, farthest, half=half, exactly=exactly) if wrong else ""
     judging.add(session.name, wrong, told, notes)
+
+
+def _said(
+    judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference],
+    farthest: float, *, half: bool, exactly: bool,
+) -> str:  # fmt: skip
+    """What two ways differ in, and what is known of why. ops: as in `_how_often`."""
+    rates, factor = _rates(judging, ops, names)
+    if judging.between:
+        own = {name: value for name, value in judging.at(ops[1]).items() if name[0] == SETTING}
+        seen = judging.gradients.get(ops[1], {})
+        judging.between = replace(judging.between, against=names[0], gradients=seen, settings=own, rates=factor)
+    one, other = (judging.calls.get(op, {}) for op in ops)
+    near = 0.0 if exactly else HALF if half else ROUNDING
+    parted = where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near)
+    parts = (
+        _how_often(judging, session, ops, names),
+        _not_finite(judging, ops, names, wrong),
+        wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
+        _older(judging, session, ops, names, wrong) or rates or parted,
+        _shared(judging, session, ops, names, wrong),
+    )
+    return " ".join(filter(None, parts))
 
 
 def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tuple[str, float]:

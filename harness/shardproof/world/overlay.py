@@ -39,7 +39,7 @@ from shardproof.world.trees import linked_parts, text_in, version_of, write_out
 LOCK_S = 900.0
 INSTALL_S = 900.0
 IMPORT_S = 120.0  # of processor time
-OTHER_TORCH = "; upstream does not say that it works with this torch, and `--torch 2.10.0` gives it an older one"
+OTHER_TORCH = "; upstream does not say that it works with this torch, and `--torch VERSION` gives it another one"
 SITE = "site-packages"  # the name where libraries are installed, since reports name a library's files from there on
 _MANIFEST = "overlay.json"
 TOOK = "took_s"  # the seconds that it took to fill a folder

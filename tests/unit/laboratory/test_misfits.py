@@ -12,14 +12,14 @@ import shardproof
 from shardproof.diff import Difference
 from shardproof.errors import HarnessError, MisfitError
 from shardproof.laboratory.misfits import on_head, without_reader_misfits
-from shardproof.laboratory.run_verdict import Attempt, ranks_verdict, result_of
+from shardproof.laboratory.run_verdict import Attempt, ranks_verdict, result_of, same_failure
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE, WRITTEN
 from shardproof.observe.settings import UNKNOWN
 from shardproof.ownership import in_one_line, with_callable
 from shardproof.protocol.registry import system_named
 from shardproof.readers.errors import CheckpointError, UnfamiliarError, unfamiliar
-from shardproof.result import Result, differences_to_json
+from shardproof.result import Failure, Result, differences_to_json
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict, exit_status
 from shardproof.world.job import JobOutcome, RankError
@@ -127,6 +127,16 @@ def test_a_rank_that_died_is_told_with_what_another_raised() -> None:
     failure = ranks_verdict([replace(outcome, errors=(echo,))])[1]
     assert failure is not None
     assert failure.message == "rank 0 ended without a word: signal SIGABRT"
+
+
+@pytest.mark.parametrize(("how", "same"), [("SIGABRT", True), ("SIGKILL", False), ("SIGSEGV", False)])
+def test_a_rank_that_gloo_ends_and_one_that_raises_are_one_failure(how: str, same: bool) -> None:
+    """Which of them comes first is a matter of timing where collectives do not match."""
+    raised = Result(Scenario(), "torch-fsdp2", "2.13.0", Verdict.CRASH, error=Failure("RuntimeError", "shape", 1))
+    died = replace(raised, error=Failure("died", f"rank 0 ended without a word: signal {how}", 0))
+    assert same_failure(raised, died) is same_failure(died, raised) is same
+    assert same_failure(died, died)
+    assert not same_failure(raised, replace(raised, error=Failure("RuntimeError", "another", 1)))
 
 
 def test_an_error_of_our_driver_is_a_misfit_in_one_line_that_is_the_same_on_every_rank() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.observe.stacks import in_one_text, stack_in, waits_in
+from shardproof.observe.stacks import fatal_traceback_in, in_one_text, stack_in, waits_in
 from shardproof.result import Failure
 from shardproof.wording.waits import are_apart, told_waits
 
@@ -64,3 +64,18 @@ def test_long_stacks_keep_their_innermost_frames_and_each_rank_its_line() -> Non
     assert [wait.frames[0].function for wait in waits_in(text)] == ["f0", "f0"]
     assert "frames left out" in text
     assert len(text) < 4_100
+
+
+def test_the_frames_of_a_rank_that_a_signal_ended_are_those_of_its_operation() -> None:
+    """Gloo aborts in a thread of its own, which runs no Python."""
+    log = (
+        "what(): 192 vs 96\nFatal Python error: Aborted\n\n"
+        "Thread 0x1 (most recent call first):\n  <no Python frame>\n\n"
+        'Current thread 0x2 (most recent call first):\n  File "/src/library/layer.py", line 7 in all_to_all\n'
+        '  File "/home/me/mine.py", line 3 in step\n  File "/x/shardproof/world/rank.py", line 9 in run_rank\n'
+    )
+    assert fatal_traceback_in(log) == (
+        '  File "/home/me/mine.py", line 3, in step\n  File "/src/library/layer.py", line 7, in all_to_all\n'
+    )
+    assert fatal_traceback_in(log.replace("Fatal Python error: ", "")) == ""
+    assert fatal_traceback_in(log.replace("world/rank.py", "other.py")) == ""

@@ -11,6 +11,7 @@ from shardproof.observe.settings import SETTING
 from shardproof.program import Op
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
+from shardproof.trainer.arranged import arranged
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
@@ -115,6 +116,7 @@ def _said(
         _how_often(judging, session, ops, names),
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
+        arranged(wrong, *(judging.at(op) for op in ops), names),
         _older(judging, session, ops, names, wrong) or rates or parted,
         _shared(judging, session, ops, names, wrong),
     )

@@ -78,16 +78,17 @@ class OurServer:
         self.scratch, self.server, self.numbers = scratch, server, itertools.count()
         self.outcomes: list[JobOutcome] = []
 
-    def run(self, jobs: int, scenarios: int) -> float:
+    def run(self, jobs: int, scenarios: int, *, cold: bool = False) -> float:
         start = time.perf_counter()
         with ThreadPoolExecutor(jobs) as threads:
-            self.outcomes += threads.map(lambda _: self._one(), range(scenarios))
+            outcomes = list(threads.map(lambda _: self._one(cold=cold), range(scenarios)))
+        self.outcomes += [] if cold else outcomes
         return (time.perf_counter() - start) / scenarios
 
-    def _one(self) -> JobOutcome:
+    def _one(self, *, cold: bool) -> JobOutcome:
         directory = self.scratch / f"ours{next(self.numbers)}"
         directory.mkdir()
-        outcome = self.server.submit(Job(self.scenario, 0, directory, 120)).result()
+        outcome = self.server.submit(Job(self.scenario, 0, directory, 120, cold=cold)).result()
         if not outcome.ok:
             raise SystemExit(f"a scenario failed: {outcome}")
         shutil.rmtree(directory)
@@ -115,6 +116,7 @@ def measure(world: int, rounds: int, server: ForkServer) -> None:
             seconds.setdefault("reused processes (b)", []).extend(reuse.run() for _ in range(5))
             for jobs in jobs_tried:
                 seconds.setdefault(f"fork server -j{jobs}", []).append(ours.run(jobs, 2 * jobs))
+            seconds.setdefault("cold ranks -j2", []).append(ours.run(2, 4, cold=True))
         spawn.close()
         reuse.close()
     report(world, {name: statistics.median(values) for name, values in seconds.items()})

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -47,7 +47,7 @@ from shardproof.scenario import DEVICES, Scenario
 from shardproof.scratch import PREFIX, HeldFolder
 from shardproof.store import StoreFull
 from shardproof.verdict import Verdict
-from shardproof.world import preflight
+from shardproof.world import preflight, shapes
 from shardproof.world.bounds import require_world
 from shardproof.world.environments import Environments
 from shardproof.world.interpreter import interpreter
@@ -64,6 +64,17 @@ RAM_DISK = Path("/dev/shm")
 RAM_DISK_BYTES = 512 << 20  # a smaller one, such as the 64 MiB of a container, cannot hold checkpoints
 LEAST_FREE_BYTES = 1 << 20  # with less than this left on the scratch disk, a failure says nothing about the system
 PLENTY_BYTES = 256 << 20  # with more than this free, a library that says "no space" is mistaken
+
+
+@dataclass(frozen=True)
+class _How:
+    """How often the deadline its sessions may take, and whether its ranks are cold (`shardproof.world.shapes`)."""
+
+    patience: float = 1.0
+    cold: bool = False
+
+
+_ONCE = _How()
 
 
 class Laboratory:
@@ -177,11 +188,12 @@ class Laboratory:
         return self.confirmed(result) if confirm else result
 
     def confirmed(self, first: Result) -> Result:
-        """A result after a second look: a failure is observed again in fresh ranks, and has to come again."""
+        """A result after a second look: a failure is observed again in fresh ranks, and has to come again. They are
+        cold (`shardproof.world.shapes`), so that nothing that was remembered can make a failure."""
         if not first.verdict.is_failure:
             return first
         patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine must not look like a hang
-        second = self._examined(first.scenario, patience=patience)
+        second = self._examined(first.scenario, how=_How(patience, cold=True))
         took_s = first.duration_s + second.duration_s
         if second.verdict is Verdict.UNKNOWN:
             return replace(second, duration_s=took_s)
@@ -194,19 +206,19 @@ class Laboratory:
         )
 
     def _examined(
-        self, scenario: Scenario, observed: Observed = lambda scenario, blob: None, patience: float = 1.0
+        self, scenario: Scenario, observed: Observed = lambda scenario, blob: None, how: _How = _ONCE
     ) -> Result:
         started = time.monotonic()
         try:
             software = self._environments.resolve(scenario.system, scenario.version)
             if (elsewhere := self._beside(software)) is not None:
-                return elsewhere._examined(scenario, observed, patience)
+                return elsewhere._examined(scenario, observed, how)
             if software.is_tree:
                 software = self._environments.install(software)
             if reason := software.refusal(scenario):
                 result = Result(scenario, scenario.system, software.version, Verdict.UNSUPPORTED, reason=reason)
             else:
-                result = self._attempt(scenario, software, observed, patience)
+                result = self._attempt(scenario, software, observed, how)
         except StoreFull:
             raise
         except NotImportableError as error:
@@ -245,22 +257,22 @@ class Laboratory:
             version = self._environments.install(software).version
         return Result(scenario, scenario.system, version, Verdict.UNKNOWN, reason=reason)
 
-    def _attempt(self, scenario: Scenario, software: Resolved, observed: Observed, patience: float) -> Result:
+    def _attempt(self, scenario: Scenario, software: Resolved, observed: Observed, how: _How) -> Result:
         """What one run of a scenario shows. A server of ours that dies under it says nothing about the system: it is
         started again, once, and the result says so."""
         require_world(scenario)
         try:
-            return self._attempt_once(scenario, software, observed, patience)
+            return self._attempt_once(scenario, software, observed, how)
         except ServerLostError as first:
             if self._closing:
                 raise
             try:
-                result = self._attempt_once(scenario, software, observed, patience)
+                result = self._attempt_once(scenario, software, observed, how)
             except ServerLostError as second:
                 raise HarnessError(f"{second}; the one before it: {first}") from second
             return replace(result, restarted=str(first))
 
-    def _attempt_once(self, scenario: Scenario, software: Resolved, observed: Observed, patience: float) -> Result:
+    def _attempt_once(self, scenario: Scenario, software: Resolved, observed: Observed, how: _How) -> Result:
         if software.system.world == "lockstep":
             trial = self._lockstep(scenario)
             if trial.blob:
@@ -269,7 +281,8 @@ class Laboratory:
         software = self._environments.install(software)
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
-            trial = self._forked(scenario, software, directory, self.deadline_s * patience, quiet=False)
+            cold = how.cold or shapes.drawn(scenario.id)
+            trial = self._forked(Job(scenario, 0, directory, self.deadline_s * how.patience, cold=cold), software)
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, software.system, directory, trial)
             trial.idle = never_struck(scenario, directory)
@@ -301,7 +314,7 @@ class Laboratory:
             quiet: see `Job`.
         """
         software = self._environments.resolve(scenario.system, scenario.version)
-        return self._forked(scenario, software, directory, deadline_s or self.deadline_s, quiet=quiet).outcomes
+        return self._forked(Job(scenario, 0, directory, deadline_s or self.deadline_s, quiet), software).outcomes
 
     def ask(self, target: str, request: Mapping[str, Any]) -> Any:
         """The answer of a warm worker to a request.
@@ -312,11 +325,9 @@ class Laboratory:
         reply = self._servers["cpu"].call(target, json.dumps(request).encode(), JUDGE_DEADLINE_S)
         return json.loads(reply)
 
-    def _forked(
-        self, scenario: Scenario, software: Resolved, directory: Path, deadline_s: float, *, quiet: bool
-    ) -> Attempt:
-        """Run every session in fresh ranks, until one fails."""
-        trial = Attempt()
+    def _forked(self, job: Job, software: Resolved) -> Attempt:
+        """Run every session of a job's scenario in fresh ranks, until one fails."""
+        scenario, trial = job.scenario, Attempt()
         with ExitStack() as stack:
             server = stack.enter_context(self._server_of(scenario, software))
             for session in range(len(sessions(expand(scenario)))):
@@ -324,11 +335,11 @@ class Laboratory:
                     stack.close()  # who waits for a server holds none
                     laboratory, loading, its_software = self._that_loads(scenario)
                     server = stack.enter_context(laboratory._server_of(loading, its_software))
-                outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
+                outcome = server.submit(replace(job, session=session)).result()
                 trial.outcomes.append(outcome)
                 trial.phases_s[f"session {session}"] = outcome.duration_s
                 if not outcome.ok:
-                    _require_space(scenario, directory, outcome)
+                    _require_space(scenario, job.directory, outcome)
                     if session == 0 or not software.system.judge_entry:
                         break
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())

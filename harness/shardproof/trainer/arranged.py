@@ -32,9 +32,9 @@ def arranged(
     """
     for difference in wrong:
         key = difference.key.role, difference.key.fqn
-        if difference.kind == "bits" and key in one and key in other:
-            if told := _of_values(one[key], other[key], ways):
-                return f"{difference.key.fqn} {told}"
+        there = difference.kind == "bits" and key in one and key in other
+        if there and (told := _of_values(one[key], other[key], ways)):
+            return f"{difference.key.fqn} {told}"
     return ""
 
 

@@ -11,8 +11,8 @@ from shardproof.observe.settings import SETTING
 from shardproof.program import Op
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
-from shardproof.trainer.arranged import arranged
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
+from shardproof.trainer.arranged import arranged
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.described import BITS, ROUNDING_BF16

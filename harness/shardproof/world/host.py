@@ -31,7 +31,7 @@ from shardproof.errors import CANNOT_IMPORT
 from shardproof.ownership import folders_of, in_one_line, of_users_file, with_callable
 from shardproof.protocol.plugin_modules import import_plugin
 from shardproof.protocol.registry import system_named
-from shardproof.world import cure_import_hook, process, rehearsal, wire
+from shardproof.world import cure_import_hook, process, rehearsal, shapes, wire
 from shardproof.world.job import Job, shortened
 from shardproof.world.supervisor import supervise
 from shardproof.world.worker import serve
@@ -45,6 +45,7 @@ class _Supervised:
     """A job in progress, as the server sees it."""
 
     job_id: int
+    job: Job
     pid: int
     pidfd: int
     channel: socket.socket
@@ -144,6 +145,7 @@ def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:
     torch.sqrt(torch.ones(64))  # MKL initialises itself in its first call, in which two threads may race
     for module in modules:
         import_plugin(module)
+    shapes.install()
     for entry in warm_up:
         resolve(entry)()
     _forget_meshes()
@@ -214,7 +216,7 @@ def _start_job(host: _Host, job_id: int, job: Job) -> None:
     pid = _fork(theirs, lambda: supervise(job, theirs), process.kill_children)
     pidfd = os.pidfd_open(pid)
     host.selector.register(pidfd, selectors.EVENT_READ)
-    host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.answered_s)
+    host.jobs[pidfd] = _Supervised(job_id, job, pid, pidfd, ours, time.monotonic() + job.answered_s)
 
 
 def _start_worker(host: _Host, worker_id: int, fd: int) -> None:
@@ -249,6 +251,7 @@ def _job_ended(host: _Host, pidfd: int) -> None:
     status = _forget(host, pidfd, job.pid)
     message, _ = wire.receive(job.channel)
     job.channel.close()
+    shapes.read(job.job.shapes)
     if message is None:
         process.kill_children(spare=[*(j.pid for j in host.jobs.values()), *(pid for _, pid in host.workers.values())])
     answer: dict[str, Any] = {"outcome": message} if message else {"lost": process.ended_how(status)}

@@ -32,6 +32,7 @@ class Job:
     * deadline_s: seconds from the start of the job, after which its ranks are killed. Seconds in which a rank was
       ready to run and got no CPU do not count, up to `LONGEST_DEADLINE` times the deadline in all.
     * quiet: ranks observe after the session's last op only, to show that observing changes nothing.
+    * cold: ranks remember nothing of earlier ones (`shardproof.world.shapes`).
     """
 
     scenario: Scenario
@@ -39,6 +40,7 @@ class Job:
     directory: Path
     deadline_s: float
     quiet: bool = False
+    cold: bool = False
 
     @property
     def longest_s(self) -> float:
@@ -62,6 +64,11 @@ class Job:
         """The path of the file that collects stdout and stderr of a rank and its child processes."""
         return self.directory / f"session{self.session}.rank{rank}.log"
 
+    @property
+    def shapes(self) -> Path:
+        """Where rank 0 writes down what it worked out from shapes alone."""
+        return self.directory / f"session{self.session}.shapes"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "scenario": self.scenario.axis_values(only_changed=True),
@@ -69,13 +76,14 @@ class Job:
             "directory": str(self.directory),
             "deadline_s": self.deadline_s,
             "quiet": self.quiet,
+            "cold": self.cold,
         }
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Job:
         scenario = Scenario.from_axes(message["scenario"])
         where = Path(message["directory"])
-        return cls(scenario, message["session"], where, message["deadline_s"], message["quiet"])
+        return cls(scenario, message["session"], where, message["deadline_s"], message["quiet"], message["cold"])
 
 
 @dataclass(frozen=True)

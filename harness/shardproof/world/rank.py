@@ -30,7 +30,7 @@ from shardproof.ownership import asked_of_device, folders_of, is_ours, is_plante
 from shardproof.program import Op
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import RankContext, RankSystem
-from shardproof.world import devices, group, process, wire
+from shardproof.world import devices, group, process, shapes, wire
 from shardproof.world.job import STAGES, Job, RankError, shortened
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stack into its log
@@ -95,6 +95,7 @@ def _stay() -> NoReturn:
 def _run(seat: RankSeat, place: _Place) -> None:
     from shardproof.observe.ambient import Ambient
 
+    shapes.begin(cold=seat.job.cold)
     where = _take_device(seat)
     timeout_s = seat.job.longest_s + 60  # our own deadline ends a hang, before gloo's does
     group.join(seat.rank, seat.world, where, seat.store_port, seat.store_fd if seat.rank == 0 else None, timeout_s)
@@ -122,6 +123,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
             blob = pack([*around, *system.observe(op)])
             place.enter(RECORD, op)
             _append(file, blob)
+    shapes.end(seat.job.shapes if seat.rank == 0 else None)
     place.enter(DONE)
 
 

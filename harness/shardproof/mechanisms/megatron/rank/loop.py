@@ -22,10 +22,11 @@ import dataclasses
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -376,10 +377,19 @@ def _root(chunk: Any) -> torch.nn.Module:
     return module
 
 
-def warm_up(system: str, kind: type[MegatronLoop]) -> None:
+def warm_up(system: str, kind: type[MegatronLoop], lazily: Sequence[str] = ()) -> None:
     """Import the library and run small scenarios of a system in this process, so that ranks forked from it inherit
-    every lazy import. Leaves no process group and none of the library's global state behind."""
+    every lazy import. Leaves no process group and none of the library's global state behind.
+
+    Args:
+        lazily: modules that are imported where a checkpoint is written or read, which no scenario here does. What a
+            release does not have, or cannot import, a rank that needs it says.
+    """
     library()
+    with devices.on("cpu"):
+        for module in lazily:
+            with suppress(Exception):
+                import_module(module)
     base = Scenario(system=system, sharding="zero1", program="build step")
     impl = "forloop" if os.environ.get(VARIANT) == "plain" else "multi_tensor"
     base = base.with_axes({"optimizer": f"adamw/impl={impl}", "dtype": "bf16/master=fp32"})

@@ -23,6 +23,14 @@ from shardproof.protocol.system import RankContext
 from shardproof.systems.megatron_core.formats import checkpoint_plan
 from shardproof.systems.megatron_core.switches import fsdp_strategy
 
+LAZILY = (
+    "megatron.core.dist_checkpointing.serialization", "megatron.core.dist_checkpointing.strategies.async_utils",
+    "megatron.core.dist_checkpointing.strategies.fully_parallel", "megatron.core.dist_checkpointing.strategies.torch",
+    "megatron.core.dist_checkpointing.validation", "shardproof.mechanisms.megatron.host_elements",
+    "shardproof.systems.megatron_core.rank.checkpoint", "torch.utils.serialization.config",
+)  # fmt: skip
+"""What is imported where a checkpoint is written or read: a tenth of the processor time of a nightly, in ranks."""
+
 library = loop.library
 """Imports Megatron-Core on the emulated device or, on cuda, on the real one."""
 
@@ -96,4 +104,4 @@ class Rank(MegatronLoop):
 
 def warm_up() -> None:
     """Run small scenarios in this process, for the ranks forked from it."""
-    loop.warm_up("megatron-core", Rank)
+    loop.warm_up("megatron-core", Rank, LAZILY)

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from shardproof.report.causes import named
+from shardproof.report.causes import name_of
 from shardproof.store import Store
 from shardproof.store_history import Shown
 
@@ -184,7 +184,7 @@ def _by_state(traces: Sequence[Trace], called: str) -> str:
 
 
 def _cause(row: Shown) -> str:
-    return named(row.system, row.verdict, row.op, row.mechanism or row.signature)
+    return name_of(row.system, row.verdict, row.op, row.mechanism, row.signature)
 
 
 def _night(run: str, started: str, rows: Sequence[Shown]) -> Night:

@@ -203,7 +203,8 @@ def _line(cells: Sequence[str], widths: Sequence[int], dress: Callable[[str, int
 
 def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str:
     simplest = cluster.simplest
-    notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}"]
+    on = f" on {cluster.releases}" if cluster.releases else ""
+    notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}{on}"]
     notes += [f"{n} {change.shown}" for change, n in report.changes_of(cluster).items() if n]
     if simplest.standing:
         notes.append(simplest.standing)

@@ -331,7 +331,7 @@ def test_a_plain_value_is_told_as_each_rank_has_it_and_is_there(folder: Path) ->
 
     found = failed(Early(simulation(folder).scenario).judged(folder))
     told = "The ranks do not have the same setting group0.lr, in resumed after `load`: "
-    assert found["ranks agree"].startswith(f"{told}'float 0.1' on rank 0, 'float 0.25' on rank 1.")
+    assert found["ranks agree"].startswith(f"{told}0.1 on rank 0, 0.25 on rank 1.")
     assert found["resumed"] == wording.SAME_AS_AGREE
     assert "is not there" not in " ".join(found.values())
 

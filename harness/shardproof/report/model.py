@@ -390,13 +390,13 @@ def _given(command: Sequence[str], option: str) -> list[str]:
     return apart + [word.partition("=")[2] for word in command if word.startswith(f"{option}=")]
 
 
-def cures_line(result: Result, most: int | None = None) -> str:
-    """What was cured, in a line; of more defects than `most` the number."""
+def cures_line(result: Result, most: int | None = None, where: str = ", which the report names") -> str:
+    """What was cured, in a line; of more defects than `most` the number, and after it where their names stand."""
     left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
     if most is not None and len(result.not_cured) > 1:
-        left = f"; {len(result.not_cured)} cures do not apply to this release, which the report names"
+        left = f"; {len(result.not_cured)} cures do not apply to this release{where}"
     if most is not None and len(result.cured) > most:
-        return f"{len(result.cured)} known defects cured, which the report names{left}"
+        return f"{len(result.cured)} known defects cured{where}{left}"
     return f"{', '.join(result.cured) or 'nothing'} cured{left}"
 
 

@@ -402,7 +402,8 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     trainers = {name: str(file) for name, file in shipped().items()}
     findings, faults = lookup(words, all_systems())
     if not findings and not faults:
-        alone = ", ".join(f"{word!r} is in {sum(map(len, lookup([word], all_systems())))}" for word in words)
+        each = {word: lookup([word], all_systems()) for word in words}
+        alone = ", ".join(f"{word!r} is in {len(of) + len(also)}" for word, (of, also) in each.items())
         allowed = f"a number, an address or words that one entry has together; `shardproof known` lists them; {alone}"
         raise UsageError.of("WORD", " ".join(words), allowed, "shardproof known 2777")
     if not words:

@@ -78,7 +78,7 @@ def _head(head: Head) -> Iterator[str]:
 
 
 def _walked(walked: Walked, seconds: float, *, alone: bool) -> Iterator[str]:
-    """A walk in some lines. alone: it is the only one of its system, so that its name says which it is."""
+    """The name, size and coverage of a walk. alone: whether its system has no other walk in the plan."""
     walk = walked.walk
     part, plain, _ = walk.part.partition("/")
     name = f"{walk.system}@{walk.version}" if walk.version else walk.system

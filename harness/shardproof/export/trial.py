@@ -23,6 +23,7 @@ LIMIT_S = 600.0
 FAILED, PASSED = 1, 0
 
 _GUARD = """\
+import sys
 
 
 class NotHere:

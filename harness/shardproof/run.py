@@ -95,10 +95,10 @@ def _examined(
 ) -> Iterator[tuple[Result, ...]]:
     """Each scenario's result, and after it what fails behind a known issue; then the simplest scenario of each new
     cause, of a walk that asks for it."""
-    causes = NewCauses(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
     ready_s = preparation((s for s in todo if s not in request.plan.refused), request.python).seconds
     stream = None if request.quiet else sys.stderr
+    causes = NewCauses(request.plan.shrink_s, stream)
     with Progress(estimates, stream, ready_s=ready_s, needs=needs) as progress:
         for results in executor.attributed(todo, lambda scenario, blob: store.observed(run_id, scenario.id, blob)):
             for result in results:

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="SCENARIO", shell_complete=completion.scenarios)
-@click.option(
-    "--limit-s",
-    type=options.LIMIT_S,
-    default=300.0,
-    show_default=True,
-    help="Seconds to search.",
-)
+@click.option("--limit-s", type=options.LIMIT_S, default=300.0, show_default=True, help="Seconds to search.")
 @click.option("--toml", type=click.Path(path_type=Path), metavar="FILE", help="Write the simplest scenario there.")
 @options.deadline
 @options.max_world
@@ -39,10 +33,11 @@ if TYPE_CHECKING:
 @options.clone
 @options.database
 @options.json
+@options.quiet
 @options.plugin
 def shrink(
     name: str, limit_s: float, toml: Path | None, deadline_s: float, python: str | None, clones: tuple[str, ...],
-    out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+    out: Path | None, json_file: Path | None, quiet: bool, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Find the simplest scenario that fails in the same way: fewer ranks, operations, parameters and settings.
 
@@ -66,7 +61,7 @@ def shrink(
     preflight.require_machine([scenario], python)
     preflight.require_releases([scenario], python)
 
-    told = NowAndThen(sys.stderr)
+    told = NowAndThen(None if quiet else sys.stderr)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         confirmed = told.before("running", laboratory.examine_one, always=True)
         tried = told.before("trying", lambda simpler: laboratory.examine_one(simpler, confirm=False))
@@ -161,10 +156,11 @@ def explore(
 @options.python
 @options.clone
 @options.database
+@options.quiet
 @options.plugin
 def export(
     name: str | None, folder: Path | None, ready: bool, cured: bool, newest: bool, deadline_s: float,
-    python: str | None, clones: tuple[str, ...], out: Path | None, plugins: tuple[str, ...],
+    python: str | None, clones: tuple[str, ...], out: Path | None, quiet: bool, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Write a failure as a script of the library's own calls, and as the text of an issue.
 
@@ -189,23 +185,25 @@ def export(
     if folder is not None:
         require_own(folder)
     preflight.use_clones(clones)
+    told = NowAndThen(None if quiet else sys.stderr)
 
     def examined(scenario: Scenario) -> Result:
         preflight.require_machine([scenario], python)
         preflight.require_releases([scenario], python)
         with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-            return NowAndThen(sys.stderr).before("running", laboratory.examine_one, always=True)(scenario)
+            return told.before("running", laboratory.examine_one, always=True)(scenario)
 
     if ready and name is None:
-        return export_ready(folder or Path(out or "", "exports", "upstream"), examined, python, clones)
+        return export_ready(folder or Path(out or "", "exports", "upstream"), examined, python, clones, told.say)
     if ready or name is None:
         raise UsageError.of("SCENARIO", name or "", "a scenario, or --ready without one", "shardproof export --ready")
     result = arguments.result_of(name, out, examined)
     known = result.known_issue or arguments.shipped_issues().match(result)
     cloned = is_cloned(result.system, clones)
     asked = on_newest(result, examined, cloned=cloned) if newest or cloned else None
+    where = folder or Path(out or "", "exports", result.id)
     try:
-        found = write(result, known, folder or Path(out or "", "exports", result.id), python, cured=cured, newest=asked)
+        found = write(result, known, where, python, cured=cured, newest=asked, say=told.say)
     except NoExportError as error:
         raise arguments.with_pasted(error, result, name) from None
     print(found.text(), end="")
@@ -404,7 +402,9 @@ def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     trainers = {name: str(file) for name, file in shipped().items()}
     findings, faults = lookup(words, all_systems())
     if not findings and not faults:
-        allowed = "a number, an address or a word of some known defect; `shardproof known` lists them"
+        each = {word: lookup([word], all_systems()) for word in words}
+        alone = ", ".join(f"{word!r} is in {len(of) + len(also)}" for word, (of, also) in each.items())
+        allowed = f"a number, an address or words that one entry has together; `shardproof known` lists them; {alone}"
         raise UsageError.of("WORD", " ".join(words), allowed, "shardproof known 2777")
     if not words:
         print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))

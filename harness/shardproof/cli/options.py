@@ -70,6 +70,7 @@ def require_words(words: tuple[str, ...]) -> None:
 plugin = click.option(
     "--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."
 )
+quiet = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 json = click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON.")
 junit = click.option(
     "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."

@@ -25,12 +25,13 @@ def is_cloned(system: str, clones: Sequence[str]) -> bool:
 
 
 def export_ready(
-    folder: Path, examined: Callable[[Scenario], Result], python: str | None, clones: Sequence[str]
-) -> ExitStatus:
+    folder: Path, examined: Callable[[Scenario], Result], python: str | None, clones: Sequence[str],
+    say: Callable[[str], None],
+) -> ExitStatus:  # fmt: skip
     """Export the findings that are ready, and write `index.md` beside them. A line is printed for each as it is done.
 
     Args:
-        examined: runs a scenario. clones: of `--clone`, `NAME=DIR`.
+        examined: runs a scenario. clones: of `--clone`, `NAME=DIR`. say: is told what begins, in a line.
 
     Returns:
         FAILURE where one cannot be sent: its script does not show it any more, or it is gone on the newest commit.
@@ -38,7 +39,7 @@ def export_ready(
     rows = []
 
     def written(result: Result, known: str, folder: Path, newest: Newest) -> Exported:
-        return export(result, known, folder, python, cured=True, newest=newest)
+        return export(result, known, folder, python, cured=True, newest=newest, say=say)
 
     findings = ready(all_systems())
     for number, finding in enumerate(findings, 1):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
               help="Folder of results [the command's own, under reports/].")  # fmt: skip
 @options.json
 @options.junit
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@options.quiet
 @click.pass_context
 def trainer(
     context: click.Context, /, files: tuple[str, ...], command: str | None, steps: str, world: str, resume: str,

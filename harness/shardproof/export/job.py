@@ -7,6 +7,7 @@ was written. What does not show the failure is never left behind without a word.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,8 +128,9 @@ def require_own(folder: Path) -> None:
 
 
 def export(
-    result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool, newest: Newest | None = None
-) -> Exported:
+    result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool, newest: Newest | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Exported:  # fmt: skip
     """Write a script and the text of an issue into a folder, and run the script: as it is, with the cure where `cured`
     asks for that, and on the release that repaired the defect.
 
@@ -136,6 +138,7 @@ def export(
 
     Args:
         newest: what was found on the newest release or commit; None where nobody asked.
+        say: is told what begins, in a line.
 
     Raises:
         UsageError: the folder holds something that is not ours.
@@ -146,14 +149,20 @@ def export(
     require_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
+    say("running the script as it is")
     made, plain = _shown(result, known, folder, ranks, paths)
-    own = _cured(system, made, folder, ranks, paths, made.description.cure) if cured and made.description.cure else None
+    cured_alone = cured and bool(made.description.cure)
+    if cured_alone:
+        say("running the script with a cure")
+    own = _cured(system, made, folder, ranks, paths, made.description.cure) if cured_alone else None
     together = _cured(system, made, folder, ranks, paths, "") if own is not None and not own.passes else None
     others = _others_cured(system, made, folder, ranks, paths) if own is not None else None
     if others is not None and others.passes:
         of = f"{system.name} {result.version}"
         reason = f"the script shows another defect: with all cures of {of} but {made.description.cure} it passes"
         raise NoExportError.because(result, f"{reason}; it was kept as {_set_aside(folder)}")
+    if made.description.repaired:
+        say(f"running the script on {made.description.repaired}, which repaired the defect")
     found = Exported(
         made, folder, plain, own, together, others, _repaired(result, known, made, ranks), cured and own is None
     )

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -80,7 +79,6 @@ def run(script: Path, python: str, paths: Sequence[Path], sources: Mapping[str, 
         paths: where the library lies that the interpreter has not, first on the path; for a library that it has, the
             folder with its packages. sources: path below `paths` → the text that a cure gives the file there.
     """
-    print(f"running the script {'with a cure' if sources else 'as it is'}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="shardproof-export-") as folder:
         guard, copy, work = Path(folder, "guard"), Path(folder, "copy"), Path(folder, "work")
         guard.mkdir()

@@ -25,7 +25,6 @@ simpler fails. A defect that needs three changes at once, each of which hides it
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -33,7 +32,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
 from math import prod
-from typing import Any
+from typing import Any, TextIO
 
 from shardproof.errors import UsageError
 from shardproof.faults.plain_scenario import plain_scenario
@@ -166,10 +165,11 @@ class NewCauses:
 
     Args:
         limits_s: system → seconds to search for a simpler one; nothing is looked for without any.
+        stream: where it is told which ones are looked for; None for nowhere.
     """
 
-    def __init__(self, limits_s: Mapping[str, float]) -> None:
-        self._limits_s, self._done = limits_s, set[str]()
+    def __init__(self, limits_s: Mapping[str, float], stream: TextIO | None = None) -> None:
+        self._limits_s, self._stream, self._done = limits_s, stream, set[str]()
         self._simplest: dict[str, Result] = {}
 
     def add(self, result: Result) -> None:
@@ -190,15 +190,19 @@ class NewCauses:
         """The simplest scenarios found, of those that were not run already. attempt, confirm: as of `shrink`."""
         chosen = list(self._simplest.values())[:MOST_SHRUNK]
         if len(self._simplest) > len(chosen):
-            print(f"{len(self._simplest)} new causes, of which {MOST_SHRUNK} are shrunk", file=sys.stderr)
+            self._tell(f"{len(self._simplest)} new causes, of which {MOST_SHRUNK} are shrunk")
         found = []
         for first in chosen:
             limit_s = self._limits_s[first.scenario.system]
-            print(f"shrinking {first.id}, for up to {limit_s:.0f} s: {first.signature}", file=sys.stderr, flush=True)
+            self._tell(f"shrinking {first.id}, for up to {limit_s:.0f} s: {first.signature}")
             last = shrink(first, attempt, confirm, limit_s).result
             if last.id not in self._done:
                 found.append(replace(last, behind=first.behind, shrunk_from=first.id))
         return tuple(found)
+
+    def _tell(self, line: str) -> None:
+        if self._stream is not None:
+            print(line, file=self._stream, flush=True)
 
 
 class _Search:

@@ -1,7 +1,8 @@
 """Which known defects somebody means who has a number, an address or a word: what `shardproof known` prints.
 
 A number is one of an issue or a pull request, as in `megatron-core-2777` or in an upstream address, and matches whole;
-a word matches anywhere in an entry's id, texts and addresses. Public bugs that are planted in the reference as faults
+a word matches anywhere in an entry's id, texts, addresses and names of regressions, with or without its ending:
+*swapped* finds *swap*, and *moments* finds *moment*. Public bugs that are planted in the reference as faults
 are found in the same way. A trainer has its entries beside its file: the caller says which trainers are looked through.
 """
 
@@ -28,7 +29,8 @@ def lookup(words: Sequence[str], systems: Iterable[System]) -> tuple[list[Findin
 
 def _of_finding(finding: Finding) -> list[str]:
     known = finding.novelty
-    return [finding.id, finding.what, known.harm, known.trigger, known.upstream, *known.also, *known.related]
+    texts = [finding.id, finding.what, known.harm, known.trigger, known.upstream]
+    return [*texts, *known.also, *known.related, *finding.regressions]
 
 
 def _of_fault(fault: Fault) -> list[str]:
@@ -43,7 +45,13 @@ def _is_in(word: str, text: str) -> bool:
     number = word.lstrip("#")
     if number.isdigit():
         return re.search(rf"(?<![0-9]){number}(?![0-9])", text) is not None
-    return word.rstrip("/") in text
+    return _stem(word.rstrip("/")) in text
+
+
+def _stem(word: str) -> str:
+    """A word without an ending: `swap` of *swapped*; any other text, such as an address, as it is."""
+    stem = re.fullmatch(r"([a-z]{4,}?)(?:ed|ing|es|s)", word)
+    return re.sub(r"([bdgmnprt])\1$", r"\1", stem[1]) if stem else word
 
 
 def described(finding: Finding, file: str = "") -> Iterator[str]:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from shardproof.layout import Box, inside, multi_index
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import ITEMSIZE, PER_RANK_ROLES, Record, every_rank
+from shardproof.observe.settings import lines_apart
 
 _identity = itemgetter(*(Record._fields.index(name) for name in Key._fields))
 _replica = itemgetter(Record._fields.index("replica"))
@@ -187,7 +188,8 @@ class _Inspection:
         value = Value(agreed.dtype, agreed.shape, agreed.data)
         if len(held) == 1:
             return value, []
-        told = (f"{data.decode('utf-8', 'replace')!r} on {_on(_ranks(some))}" for data, some in held.items())
+        texts = lines_apart([data.decode("utf-8", "replace") for data in held])
+        told = (f"{text} on {_on(_ranks(some))}" for text, some in zip(texts, held.values(), strict=True))
         deviating = [piece for piece in pieces if piece.data != agreed.data]
         return value, [self._problem("replica_conflict", deviating, ", ".join(told))]
 

@@ -18,7 +18,8 @@ A tuple and a list are one: optimizers unpack either, and torch's own `set_optim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardproof.observe.numbers import NAMES
@@ -64,3 +65,27 @@ def line_of(value: Any, *, with_number: bool = True) -> str:
     if value is None or not isinstance(value, (bool, int, float, str)):
         return kind
     return f"{kind} {value!r}" if with_number else kind
+
+
+_WITH_VALUE = re.compile(r"(bool|int|float|str) (.+)", re.DOTALL)
+_TENSOR = re.compile(r"tensor (\S+) (\(.*\))")
+
+
+def lines_apart(lines: Sequence[str]) -> list[str]:
+    """Lines of one name that differ, as a reader is told: the values where all are of one type, and in words of which
+    type each is where that is what differs. A text that is no such line comes in quotes."""
+    found = [found for line in lines if (found := _WITH_VALUE.fullmatch(line))]
+    kinds = {each[1] for each in found}
+    if len(found) < len(lines) or len(kinds) > 1:
+        return [_with_type(line) for line in lines]
+    values = [each[2] for each in found]
+    short = [f"{float(value):.6g}" for value in values] if kinds == {"float"} else values
+    return short if len(set(short)) == len(set(values)) else values
+
+
+def _with_type(line: str) -> str:
+    if found := _WITH_VALUE.fullmatch(line):
+        return f"the {found[1]} {found[2]}"
+    if found := _TENSOR.fullmatch(line):
+        return f"a tensor of {found[1]} and the shape {found[2]}"
+    return {"NoneType": "None", "float": "a float", "int": "an int"}.get(line, repr(line))

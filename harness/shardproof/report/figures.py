@@ -100,14 +100,11 @@ def _sessions(ops: Iterable[Op]) -> tuple[SessionSpan, ...]:
     )
 
 
-LEAST_LABELLED = 6.0
-"""Share of the width, in percent, from which a bar of a rank has its name in it."""
-
-
 @dataclass(frozen=True)
 class CourseBar:
     """A stretch of a rank's course, in percent of the width. kind: `before` the first operation, `op`, or `ours`, where
-    shardproof reads and stores the state after it. text: all of it in words."""
+    shardproof reads and stores the state after it. label: its name, which is drawn where it fits; empty for `ours`.
+    text: all of it in words."""
 
     x: float
     width: float
@@ -160,8 +157,8 @@ def _course_row(result: Result, course: RankCourse, x_of: Mapping[float, float])
     bars = []
     for (_, kind, label, at), end in zip(starts, ends, strict=False):
         width = x_of.get(end, 100.0) - x_of[at]
-        shown = label if width >= LEAST_LABELLED and kind != "ours" else ""
-        bars.append(CourseBar(x_of[at], width, shown, kind, f"{label}: {at:.3f} s to {end:.3f} s"))
+        name = "" if kind == "ours" else label
+        bars.append(CourseBar(x_of[at], width, name, kind, f"{label}: {at:.3f} s to {end:.3f} s"))
     return CourseRow(course, end_of(result, course), tuple(bars), "; ".join(bar.text for bar in bars))
 
 

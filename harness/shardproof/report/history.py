@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from shardproof.report.causes import named
+from shardproof.report.causes import name_of
 from shardproof.store import Store
 from shardproof.store_history import Shown
 
@@ -35,6 +35,10 @@ STATES = ("new", "flaky", "recurring", "fixed", "not run")
 """What a cause can be, in the order of the page."""
 
 FIRST, BACK, STILL, FIXED = "first seen", "back again", "still there", "fixed"
+CALLED = (STATES[0], FIRST, *STATES[1:])
+"""What a reader is told of a state, in the order of the page. A known issue that shows for the first time is seen for
+the first time; new is what nobody knows."""
+
 TURNS = (FIRST, BACK, STILL, FIXED)
 """What the last night says of a cause: it shows and did on no earlier night; it shows again, after the last night on
 which it could have was without it; it shows as on that night; it showed then, and does not now."""
@@ -63,6 +67,11 @@ class Trace:
     shown: tuple[int | None, ...]
     example: str = ""
     cause: str = ""
+
+    @property
+    def called(self) -> str:
+        """The state as a reader is told: one of `CALLED`."""
+        return FIRST if self.known and self.state == STATES[0] else self.state
 
     @property
     def turn(self) -> str:
@@ -120,9 +129,11 @@ class History:
             for n in range(len(self.nights))
         )
 
-    def in_state(self, state: str) -> tuple[Trace, ...]:
-        """The causes in a state."""
-        return tuple(trace for trace in self.traces if trace.state == state)
+    @property
+    def sections(self) -> tuple[tuple[str, tuple[Trace, ...]], ...]:
+        """The causes by what a reader is told of their state, which are the page's sections."""
+        found = ((called, tuple(trace for trace in self.traces if trace.called == called)) for called in CALLED)
+        return tuple((called, traces) for called, traces in found if traces)
 
     @property
     def tonight(self) -> dict[str, tuple[Trace, ...]]:
@@ -139,8 +150,8 @@ class History:
     def in_words(self) -> str:
         """How many causes are in which state, those of known issues apart: `1 new, 3 recurring; of known issues: 1
         first seen`. What shows for the first time and is known is not called new, which means unknown elsewhere."""
-        own = _by_state([trace for trace in self.traces if not trace.known], STATES[0])
-        known = _by_state([trace for trace in self.traces if trace.known], FIRST)
+        own = _counted([trace for trace in self.traces if not trace.known])
+        known = _counted([trace for trace in self.traces if trace.known])
         found = [own] if own else ["none new"] if known else []
         return "; ".join([*found, *([f"of known issues: {known}"] if known else [])]) or "nothing ever failed"
 
@@ -176,15 +187,14 @@ def history_of(store: Store, run_id: str, nights: int = NIGHTS, least: int = 2) 
     return History(told, tuple(sorted(traces, key=lambda t: (bool(t.known), STATES.index(t.state), t.signature))))
 
 
-def _by_state(traces: Sequence[Trace], called: str) -> str:
-    """How many causes are in which state; called: the first state, which means that a cause was not there before."""
-    counts = Counter(trace.state for trace in traces)
-    names = {STATES[0]: called}
-    return ", ".join(f"{counts[state]} {names.get(state, state)}" for state in STATES if counts[state])
+def _counted(traces: Sequence[Trace]) -> str:
+    """How many causes are in which state, as a reader is told."""
+    counts = Counter(trace.called for trace in traces)
+    return ", ".join(f"{counts[called]} {called}" for called in CALLED if counts[called])
 
 
 def _cause(row: Shown) -> str:
-    return named(row.system, row.verdict, row.op, row.mechanism or row.signature)
+    return name_of(row.system, row.verdict, row.op, row.mechanism, row.signature)
 
 
 def _night(run: str, started: str, rows: Sequence[Shown]) -> Night:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardproof.errors import printable
-from shardproof.report.history import History, Trace
+from shardproof.report.history import CALLED, History, Trace
 
 NOT_RUN, CLEAN, MANY = "-", "·", "+"
 
+_WIDTH = max(map(len, CALLED))
 _COLOURS: Mapping[str, str] = {"new": "31", "flaky": "33", "recurring": "31", "fixed": "32", "not run": "2"}
 
 
@@ -27,7 +28,7 @@ def render_history(history: History, folder: str, page: str, colour: bool = Fals
     lines.append("")
     if history.traces:
         width = max(len("nights"), count)
-        lines.append(f"{'state':<9}  {'nights':<{width}}  signature")
+        lines.append(f"{'state':<{_WIDTH}}  {'nights':<{width}}  signature")
         lines += [_line(trace, width, colour) for trace in history.traces]
         told = f"nights, oldest first: scenarios that showed it, {MANY} for ten or more, {CLEAN} for none"
         lines += ["", f"{told}, {NOT_RUN} where none of them ran"]
@@ -37,7 +38,7 @@ def render_history(history: History, folder: str, page: str, colour: bool = Fals
 
 def _line(trace: Trace, width: int, colour: bool) -> str:
     known = f"  (known: {trace.known})" if trace.known else ""
-    state = f"{trace.state:<9}"
+    state = f"{trace.called:<{_WIDTH}}"
     if colour:
         state = f"\x1b[{'2' if trace.known else _COLOURS[trace.state]}m{state}\x1b[0m"
     return f"{state}  {''.join(map(_night, trace.shown)):<{width}}  {printable(trace.signature)}{printable(known)}"

@@ -20,7 +20,7 @@ from shardproof.issues.upstream_links import address_of
 from shardproof.program import ARMS, is_arms
 from shardproof.report import figures
 from shardproof.report.cell_axes import axis_texts, first_values, words_of
-from shardproof.report.history import STATES, History
+from shardproof.report.history import History
 from shardproof.report.index_page import index_page, paged_of
 from shardproof.report.model import Report
 from shardproof.report.publish import publish
@@ -100,9 +100,8 @@ def write_history(history: History, folder: Path) -> Path:
         StoreFull: the disk is full.
     """
     pages = {trace.example for trace in history.traces if (folder / "failures" / f"{trace.example}.html").is_file()}
-    sections = [(state, history.in_state(state)) for state in STATES if history.in_state(state)]
     index = INDEX if (folder / INDEX).is_file() else ""
-    told = {"history": history, "sections": sections, "pages": pages, "nights": figures.nights(history)}
+    told = {"history": history, "sections": history.sections, "pages": pages, "nights": figures.nights(history)}
     return publish(folder / HISTORY, render("history.html", folder=str(folder), index=index, **told))
 
 

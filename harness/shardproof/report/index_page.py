@@ -65,8 +65,8 @@ class Cause:
 
 @dataclass(frozen=True)
 class Known:
-    """Causes that are known under the same entries, of one system at one release: one line of the page. ids: of the
-    entries, joined by `+`."""
+    """Causes that are known under the same entries, of one system: one line of the page. ids: of the entries, joined
+    by `+`."""
 
     ids: str
     causes: tuple[Cause, ...]
@@ -142,12 +142,12 @@ def index_page(report: Report) -> IndexPage:
 
 def _lines(causes: Sequence[Cause]) -> tuple[Known, ...]:
     """The known ones of some causes, a line for each set of entries; what most scenarios show comes first."""
-    found: dict[tuple[str, str, str], list[Cause]] = {}
+    found: dict[tuple[str, str], list[Cause]] = {}
     for cause in causes:
         if cause.cluster.known_issue is not None:
-            key = (cause.simplest.system, cause.simplest.version, cause.cluster.known_issue)
+            key = (cause.simplest.system, cause.cluster.known_issue)
             found.setdefault(key, []).append(cause)
-    lines = [Known(ids, tuple(members)) for (_, _, ids), members in found.items()]
+    lines = [Known(ids, tuple(members)) for (_, ids), members in found.items()]
     return tuple(sorted(lines, key=lambda known: -known.count))
 
 

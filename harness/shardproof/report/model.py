@@ -1,7 +1,7 @@
 """What every report shows: a run's results with their counts, clusters and history, before any rendering.
 
-A *cluster* is the failures of one cause: one mechanism, or where no rule knows any, one signature. A reader looks at
-its simplest member.
+A *cluster* is the failures of one cause (`shardproof.report.causes`) that stand alike to the known issues, on whatever
+releases. A reader looks at its simplest member.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from shardproof.store import Run, Store
 from shardproof.store_history import Past
 from shardproof.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
 from shardproof.versions import CURED
-from shardproof.wording.lines import first_line
 
 HIDDEN = "hidden: "
 """What a line of `Result.state` begins with that tells of state which cannot be read."""
@@ -77,6 +76,13 @@ class Cluster:
     @property
     def simplest(self) -> Result:
         return self.members[0]
+
+    @property
+    def releases(self) -> str:
+        """The releases that show it, such as `0.16.1 and 0.15.3`, where there are several, that of the simplest member
+        first; empty for one."""
+        found = list(dict.fromkeys(member.version for member in self.members))
+        return f"{', '.join(found[:-1])} and {found[-1]}" if len(found) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -139,13 +145,10 @@ class Report:
 
     @cached_property
     def causes(self) -> dict[Standing, int]:
-        """How many causes the failures of a standing have, and how many reasons what is unknown: each counted once,
-        on however many releases it shows. Every standing that a reader has to look at has an entry."""
-        found: dict[Standing, set[str]] = {standing: set() for standing in LOOKED_AT}
-        for result in self.failures:
-            name = first_line(result.reason) if result.verdict is Verdict.UNKNOWN else cause_of(result)
-            found[result.counts_as].add(name)
-        return {standing: len(names) for standing, names in found.items()}
+        """How many clusters, which are the headings of a report, are of which standing. Every standing that a reader
+        has to look at has an entry."""
+        found = Counter(cluster.simplest.counts_as for cluster in self._clusters)
+        return {standing: found[standing] for standing in LOOKED_AT}
 
     @property
     def by_cause(self) -> str:
@@ -320,17 +323,18 @@ class Report:
 
     @cached_property
     def _clusters(self) -> list[Cluster]:
-        grouped: dict[tuple[str | None, ...], list[Result]] = {}
+        grouped: dict[tuple[str, str], list[Result]] = {}
         for result in self.failures:
-            grouped.setdefault(_cause(result), []).append(result)
-        named = _cause_ids(grouped)
-        clusters = [_cluster(named[cause], members) for cause, members in grouped.items()]
+            grouped.setdefault((cause_of(result), result.standing), []).append(result)
+        ids = _cause_ids(grouped)
+        clusters = [_cluster(ids[cause], members) for cause, members in grouped.items()]
         return sorted(clusters, key=_importance)
 
     def condition_of(self, cluster: Cluster) -> Condition | None:
-        """Under which conditions a cause shows, among what ran of its system at its release; None where too few ran."""
-        first = cluster.simplest
-        ran = (r for r in self.results if (r.system, r.version) == (first.system, first.version))
+        """Under which conditions a cause shows, among what ran of its system at the releases that show it; None where
+        too few ran."""
+        releases = {(member.system, member.version) for member in cluster.members}
+        ran = (r for r in self.results if (r.system, r.version) in releases)
         passing = [result.scenario for result in ran if result.verdict is Verdict.PASS]
         return condition_of([member.scenario for member in cluster.members], passing)
 
@@ -386,31 +390,23 @@ def _given(command: Sequence[str], option: str) -> list[str]:
     return apart + [word.partition("=")[2] for word in command if word.startswith(f"{option}=")]
 
 
-def cures_line(result: Result, most: int | None = None) -> str:
-    """What was cured, in a line; of more defects than `most` the number."""
+def cures_line(result: Result, most: int | None = None, where: str = ", which the report names") -> str:
+    """What was cured, in a line; of more defects than `most` the number, and after it where their names stand."""
     left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
     if most is not None and len(result.not_cured) > 1:
-        left = f"; {len(result.not_cured)} cures do not apply to this release, which the report names"
+        left = f"; {len(result.not_cured)} cures do not apply to this release{where}"
     if most is not None and len(result.cured) > most:
-        return f"{len(result.cured)} known defects cured, which the report names{left}"
+        return f"{len(result.cured)} known defects cured{where}{left}"
     return f"{', '.join(result.cured) or 'nothing'} cured{left}"
 
 
-def _cause(result: Result) -> tuple[str | None, ...]:
-    op = result.failed_op.name if result.failed_op else None
-    why = result.explanations[0].mechanism if result.explanations else result.signature
-    return result.system, result.version, result.verdict.value, op, why, result.standing
-
-
-def _cause_ids(causes: Iterable[tuple[str | None, ...]]) -> dict[tuple[str | None, ...], str]:
-    """Names of causes: the digest of system, verdict, operation and mechanism or signature, so that a link to a cause
-    holds for another night and another release. Where a run has several of one name, such as one known and one new,
-    the others are named by all that tells them apart."""
-    found: dict[tuple[str | None, ...], str] = {}
-    for cause in sorted(causes, key=repr):
-        system, _, verdict, op, why, _ = cause
-        short = named(system, verdict, op, why)
-        found[cause] = named(*cause) if short in found.values() else short
+def _cause_ids(clusters: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(name of a cause, standing) → the cluster's id: the cause's name, so that a link to it holds for another night
+    and another release. Where a run has several of one name, such as one known and one new, the others are named by
+    their standing, too."""
+    found: dict[tuple[str, str], str] = {}
+    for cause, standing in sorted(clusters):
+        found[cause, standing] = named(cause, standing) if cause in found.values() else cause
     return found
 
 

@@ -118,14 +118,15 @@ class Tally:
 
 class NowAndThen:
     """Lines for a command that runs one scenario after another, and cannot say how many: what begins now, where nothing
-    was said for `SILENT_S`."""
+    was said for `SILENT_S`. stream: where they go; nowhere without."""
 
-    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None, clock: Clock = time.monotonic) -> None:
         self._stream, self._clock, self._said = stream, clock, clock()
 
     def say(self, text: str) -> None:
         """Print a line on the stream, and note when."""
-        print(text, file=self._stream, flush=True)
+        if self._stream is not None:
+            print(text, file=self._stream, flush=True)
         self._said = self._clock()
 
     def before(

@@ -51,12 +51,13 @@ def _heads(report: Report) -> list[str]:
 
 def _cluster(cluster: Cluster, report: Report) -> str:
     simplest = cluster.simplest
-    known = f", {escaped(simplest.standing)}" if simplest.standing else ""
+    known = f" on {escaped(cluster.releases)}" if cluster.releases else ""
+    known += f", {escaped(simplest.standing)}" if simplest.standing else ""
     known += ", emulated only" if report.emulated_only(simplest) else ""
     changes = "".join(f", {n} {change.shown}" for change, n in report.changes_of(cluster).items() if n)
     replay = f"{simplest.replay}{report.place}{report.again}"
     return (
-        f"\n**{escaped(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
+        f"\n**{escaped(cluster.signature)}** ({len(cluster.members)} scenarios{known}{changes})  \n"
         f"{escaped(headline(simplest))}  \n`{replay}`: {escaped(str(simplest.scenario))}\n"
     )
 

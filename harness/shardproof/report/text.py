@@ -41,7 +41,7 @@ Paint = Callable[[str, str], str]
 SHOWN_DIFFERENCES = 5
 
 NAMED_CURES = 5
-"""How many cures the terminal names; the page names all."""
+"""How many cures the terminal names; pages and JSON name all."""
 
 EMULATED_ONLY = "emulated only: not seen on a GPU yet"
 
@@ -125,14 +125,14 @@ def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
     if emulated_only:
         lines.append(f"  {EMULATED_ONLY}")
     if result.emulated:
-        lines.append(f"  emulated: {', '.join(result.emulated)}")
+        lines.append(f"  emulated: {_folded(result.emulated)}")
     lines += [f"  {what}: {how}" for what, how in result.chosen.items()]
     if result.not_exercised:
         lines.append(f"  not exercised: {'; '.join(result.not_exercised)}")
     if result.outside_support:
         lines.append(f"  outside what upstream supports or tested: {'; '.join(result.outside_support)}")
     if result.cured or result.not_cured:
-        lines.append(f"  {cures_line(result)}")
+        lines.append(f"  {cures_line(result, NAMED_CURES, where='')}")
     if result.standing:
         lines.append(f"  {result.standing}")
     if result.reason and result.verdict.is_failure:
@@ -156,7 +156,7 @@ def _heading(report: Report) -> str:
     if report.devices:
         lines.append(f"device: {'; '.join(report.devices)}")
     if report.emulated:
-        lines.append(f"emulated: {_folded(report.emulated)}")
+        lines.append(f"emulated: {_folded(report.emulated)}{', which the report names' * (len(report.emulated) > 1)}")
     lines += [f"{what}: {how}" for what, how in report.choices]
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
@@ -168,9 +168,9 @@ def _heading(report: Report) -> str:
 
 
 def _folded(what: Sequence[str]) -> str:
-    """The first of several things, and how many more the page names."""
+    """The first of several things, and how many more there are."""
     more = len(what) - 1
-    return f"{what[0]}; and {more} more, which the report names" if more else what[0]
+    return f"{what[0]}; and {more} more" if more else what[0]
 
 
 def _table(report: Report, paint: Paint) -> str:
@@ -203,7 +203,8 @@ def _line(cells: Sequence[str], widths: Sequence[int], dress: Callable[[str, int
 
 def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str:
     simplest = cluster.simplest
-    notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}"]
+    on = f" on {cluster.releases}" if cluster.releases else ""
+    notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}{on}"]
     notes += [f"{n} {change.shown}" for change, n in report.changes_of(cluster).items() if n]
     if simplest.standing:
         notes.append(simplest.standing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from shardproof.space.coverage import Coverage
@@ -19,13 +20,16 @@ def render_plan(plan: Plan, heads: Sequence[Head] = (), ready: Preparation = NOT
     be ready first."""
     seconds = sum(plan.seconds.values()) + sum(ready.seconds.values())
     part = "" if plan.shard[1] == 1 else f" (shard {plan.shard[0]} of {plan.shard[1]})"
-    lines = [f"{len(plan.scenarios)} scenarios{part}, about {duration(seconds)} with two at once", *_ready(ready)]
+    lines = [f"{len(plan.scenarios)} scenarios{part}, about {duration(seconds)} with two at once"]
+    lines += [*_ready(ready), *_shrinking(plan)]
     for head in heads:
         lines += _head(head)
     if heads:
         lines += [f"  {line}" for line in COUNTED]
+    walks_of = Counter((walked.walk.system, walked.walk.version) for walked in plan.walked)
     for walked in plan.walked:
-        lines += ["", *_walked(walked, plan.estimate_all_s(walked.supported))]
+        alone = walks_of[walked.walk.system, walked.walk.version] == 1
+        lines += ["", *_walked(walked, plan.estimate_all_s(walked.supported), alone=alone)]
     lines += ["", "scenarios by axis value", *_counts(plan)]
     if plan.unsupported:
         lines += ["", "unsupported: planned, run as such, never counted as covered"]
@@ -46,6 +50,11 @@ def _ready(ready: Preparation) -> Iterator[str]:
         yield f"  {number} to import a library before the first ranks, about {duration(sum(servers.values()))} of it"
 
 
+def _shrinking(plan: Plan) -> Iterator[str]:
+    if limit_s := max(plan.shrink_s.values(), default=0):
+        yield f"  not counted: the search for a simpler scenario of each new cause, up to {duration(limit_s)} each"
+
+
 def duration(seconds: float) -> str:
     """Seconds for a reader: `42 s`, `12 min`, `3 h 20 min`."""
     minutes = round(seconds / 60)
@@ -56,7 +65,7 @@ def duration(seconds: float) -> str:
 
 COUNTED = (
     "counted are the sessions of the ranks, as measured on the newest release, with a usual share of repetitions;",
-    "not counted: repeating and shrinking what is new on a head, some seconds to a minute for each new cause",
+    "not counted: repeating what is new on a head, some seconds to a minute for each new cause",
 )
 """What the estimate of a plan with heads holds, and what not."""
 
@@ -68,11 +77,13 @@ def _head(head: Head) -> Iterator[str]:
     yield from _table((number, reason) for reason, number in head.refused.items())
 
 
-def _walked(walked: Walked, seconds: float) -> Iterator[str]:
+def _walked(walked: Walked, seconds: float, *, alone: bool) -> Iterator[str]:
+    """The name, size and coverage of a walk. alone: whether its system has no other walk in the plan."""
     walk = walked.walk
     part, plain, _ = walk.part.partition("/")
     name = f"{walk.system}@{walk.version}" if walk.version else walk.system
-    name += f", part {part}" * bool(part) + ", a small sample without cures" * bool(plain)
+    name += f", part {part}" if part else "" if alone else ", the main walk"
+    name += ", a small sample without cures" * bool(plain)
     budget = f" of {duration(walk.budget_s)}" if walk.budget_s else ""
     yield f"{name}: {len(walked.supported)} of {walked.valid:,} valid scenarios, about {duration(seconds)}{budget}"
     supported, refused, excluded = walked.cells
@@ -95,7 +106,7 @@ def _coverage(each: Coverage, three_way: tuple[str, ...]) -> str:
 def _counts(plan: Plan) -> Iterator[str]:
     for axis in plan.varied_axes:
         counts = plan.counts(axis)
-        shown = [f"{value} {number}" for value, number in list(counts.items())[:SHOWN_VALUES]]
+        shown = [f"{value or 'none'} {number}" for value, number in list(counts.items())[:SHOWN_VALUES]]
         yield from _wrapped(f"  {axis:<22}", shown)
         if len(counts) > SHOWN_VALUES:
             yield f"  {'':<22}and {len(counts) - SHOWN_VALUES} values more"

@@ -24,7 +24,7 @@ from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import BESIDE, STATE, Name, Values
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.unsteady import is_garbage, largest
-from shardproof.trainer.wording import differ, first_in_a_step, first_of, listed
+from shardproof.trainer.wording import called, differ, first_in_a_step, first_of, listed
 
 STARTS_AGAIN = {
     "scheduler": "The learning-rate schedule starts again from the beginning",
@@ -93,7 +93,7 @@ def of_resumed(
     if not found:
         return ""
     if not after_load and disagreed:
-        names = ", ".join(" of ".join(name) for name in sorted(disagreed)[:MOST_NAMES])
+        names = ", ".join(called(*name) for name in sorted(disagreed)[:MOST_NAMES])
         more = f" and {len(disagreed) - MOST_NAMES} more" if len(disagreed) > MOST_NAMES else ""
         return (
             f"The load leaves ranks apart ({names}{more}), as `ranks agree` tells, and after a step {differ(found)} "

@@ -23,6 +23,7 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
+from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
@@ -204,7 +205,9 @@ class Judging:
         """Whether a session failed, which then is the verdict of its arm."""
         error = self.failures.get(session.name)
         if error is not None:
-            self.found.append(wording.of_failure(session, error, self.trainer))
+            told = wording.of_failure(session, error, self.trainer)
+            early = told.verdict == Verdict.CRASH.value and any(note.endswith(OF_BEFORE) for note in self.notes)
+            self.found.append(replace(told, sentence=f"{told.sentence}. {MADE_TOO_EARLY}") if early else told)
         return error is not None
 
     def in_turn(self, session: Session, other: Session) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,15 @@ import numpy as np
 from shardproof.observe.logical import Value
 from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import HALF, HALF_OF_PARAMS, ROUNDING, ULPS
-from shardproof.trainer.wording import ROUNDED
+from shardproof.trainer.wording import ROUNDED, called
+
+OF_BEFORE = ", of the parameters from before the model was sharded"
+"""What is told of an optimizer that steps other parameters than the model has, after its number of groups."""
+
+MADE_TOO_EARLY = (
+    "The optimizer steps other parameters than the model has: sharding, as by `fully_shard`, put new ones in their "
+    "place; make the optimizer after it."
+)
 
 
 def apart(keys: Iterable[tuple[str, str]]) -> str:
@@ -70,7 +78,7 @@ def as_rounding(*, half: bool) -> str:
 
 def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
     """The first names of some values, and how many more there are."""
-    names = [" of ".join(key) for key in sorted(keys)]
+    names = [called(*key) for key in sorted(keys)]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

@@ -101,7 +101,7 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
     own = f" {NOT_REDUCED}" if after else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
-    what = _called(first.key.role, first.key.fqn)
+    what = called(first.key.role, first.key.fqn)
     pieces = f"The ranks' pieces of {what} do not fit together"
     if first.kind == "replica_conflict":
         pieces = f"The ranks do not have the same {what}"
@@ -216,7 +216,7 @@ def of_written(held: Written) -> str:
     """What no file holds."""
     if held.empty:
         return EMPTY
-    several = f", among them {' of '.join(held.missing[0])}" if len(held.missing) > 1 else ""
+    several = f", among them {called(*held.missing[0])}" if len(held.missing) > 1 else ""
     what = f"`save` leaves {_named(held.missing)} out of the checkpoint"
     if held.no_optimizer:
         rest = [key for key in held.missing if key[0] not in BESIDE]
@@ -345,7 +345,7 @@ def _group(roles: Sequence[str], names: Collection[str]) -> str:
     *others, last = roles
     told = f"{', '.join(others)} and {last}" if others else last
     if len(names) == 1:
-        return _called(told, min(names))
+        return called(told, min(names))
     if set(roles) <= {"grad", *ROLES.values()}:
         return f"{told} of {len(names)} parameters"
     if roles == [EXTRA_STATE]:
@@ -363,10 +363,10 @@ KINDS = {
 
 def _value(one: Difference) -> str:
     """The name of a value, with its role where that says more."""
-    return _called(one.key.role, one.key.fqn)
+    return called(one.key.role, one.key.fqn)
 
 
-def _called(role: str, name: str) -> str:
+def called(role: str, name: str) -> str:
     """A name with its role, unless it begins with it, as that of a scheduler does, or is of the trainer's own."""
     if role == "setting":
         return f"setting {name}"

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from shardproof.cli.main import entry
 from shardproof.issues.lookup import described, lookup, planted
 from shardproof.protocol.registry import all_systems
 from shardproof.space.files import load_space
+from shardproof.verdict import ExitStatus
 
 
 def ids(*words: str) -> tuple[list[str], list[str]]:
@@ -31,6 +33,16 @@ def test_an_address_and_words_are_found() -> None:
     found = ids("deepspeed", "OFFLOAD")[0]
     assert found
     assert all(name.startswith("deepspeed") for name in found)
+
+
+def test_a_word_is_found_with_another_ending_and_in_the_name_of_a_regression() -> None:
+    assert "megatron-core-2777" in ids("swapped", "moments")[0]
+    assert ids("swapping") == ids("swaps") == ids("swap")
+
+
+def test_words_that_no_entry_has_together_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry(["known", "moments", "gremlins"]) == ExitStatus.USAGE
+    assert re.search(r"; 'moments' is in \d\d, 'gremlins' is in 0; for example: ", capsys.readouterr().err)
 
 
 def test_without_words_every_entry_and_no_fault() -> None:

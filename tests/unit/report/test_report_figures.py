@@ -65,6 +65,8 @@ def test_the_course_of_each_rank_is_a_row_and_order_is_kept() -> None:
     assert killed.bars[-1].x + killed.bars[-1].width == pytest.approx(100)
     assert min(bar.width for row in figure.rows for bar in row.bars) > 1, "milliseconds can be seen beside seconds"
     assert not figure.cut
+    labels = [bar.label for bar in first.bars]
+    assert labels == ["start", "set-up", "0 build", "", "1 step", ""], "the page draws those that fit"
 
 
 def test_no_course_at_all_and_one_without_marks_have_their_figure() -> None:

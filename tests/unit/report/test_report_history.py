@@ -93,9 +93,9 @@ def test_the_command_prints_a_line_for_each_signature(tmp_path: Path, capsys: py
         "1 new, 1 flaky; of known issues: 1 recurring",
         "the last night, by cause: 1 first seen, 1 back again, 1 still there",
     ]
-    assert said[5].startswith(f"new        --1     {samples.mismatch().signature}")
-    assert said[6].startswith("flaky      1·1     torch-fsdp2 crash: ")
-    assert said[7].startswith("recurring  111     torch-fsdp2 hang: ")
+    assert said[5].startswith(f"new         --1     {samples.mismatch().signature}")
+    assert said[6].startswith("flaky       1·1     torch-fsdp2 crash: ")
+    assert said[7].startswith("recurring   111     torch-fsdp2 hang: ")
     assert said[7].endswith("  (known: torch-fsdp2-1)")
     assert said[-1] == f"page: {tmp_path / 'history.html'}"
     document = json.loads((tmp_path / "history.json").read_text("utf-8"))
@@ -103,6 +103,16 @@ def test_the_command_prints_a_line_for_each_signature(tmp_path: Path, capsys: py
     shown = {trace["signature"]: (trace["shown"], trace["example"]) for trace in document["traces"]}
     assert shown[samples.mismatch().signature] == ([None, None, 1], samples.mismatch().id)
     assert report.history.to_json()["traces"] == [{**t, "shown": tuple(t["shown"])} for t in document["traces"]]
+
+
+def test_a_known_issue_is_seen_for_the_first_time_and_never_called_new(tmp_path: Path) -> None:
+    report = nights(tmp_path, (samples.passing(1),), (samples.hang(), samples.mismatch(), samples.passing(1)))
+    assert report.history.in_words == "1 new; of known issues: 1 first seen"
+    lines = render_history(report.history, "reports/nightly", "page").splitlines()
+    assert any(line.startswith("first seen ") and line.endswith("(known: torch-fsdp2-1)") for line in lines)
+    page = write_history(report.history, tmp_path).read_text("utf-8")
+    assert "New <b>1</b>" in page
+    assert "First seen <b>1</b>" in page
 
 
 def test_run_history_and_pages_count_the_same_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +168,7 @@ def test_only_so_many_nights(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert entry(["history", str(tmp_path), "--nights", "2"]) == 0
     said = capsys.readouterr().out
     assert ": 2 runs, " in said
-    assert "new        ·1" in said, "the night on which it failed before is not among them"
+    assert "new         ·1" in said, "the night on which it failed before is not among them"
 
 
 def test_on_the_first_night_everything_is_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

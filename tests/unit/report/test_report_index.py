@@ -40,6 +40,30 @@ def test_a_cause_has_the_same_id_on_another_night_and_another_release() -> None:
     assert again.id in {cause.id for cause in causes}
 
 
+def test_releases_that_fail_alike_are_one_cause_under_one_heading() -> None:
+    """Also where the function that raised has moved to another file in one of them."""
+    moved = failing_in("library/patches/moved.py", "2.14.0")
+    other = failing_in("library/optimizer.py", "2.13.0", seed="7")
+    report = samples.report(moved, other)
+    (cause,) = report.clusters()
+    assert report.by_cause == "1 new"
+    assert sorted(cause.releases.split(" and ")) == ["2.13.0", "2.14.0"]
+    assert f"[2 scenarios on {cause.releases}" in render_text(report)
+    assert f"</b> {cause.releases}," in render_index(report)
+
+
+def test_another_function_is_another_cause() -> None:
+    here, there = failing_in("library/optimizer.py"), failing_in("library/optimizer.py", seed="7", function="load")
+    assert samples.report(here, there).by_cause == "2 new"
+
+
+def failing_in(file: str, version: str = "2.13.0", function: str = "state_dict", **axes: str) -> Result:
+    """A crash that was raised in a function of the library."""
+    trace = f'Traceback (most recent call last):\n  File "/x/site-packages/{file}", line 6, in {function}\nKeyError: 0'
+    error = Failure("builtins.KeyError", "0", 1, trace, 3)
+    return replace(samples.crash(**axes), version=version, error=error, explanations=())
+
+
 def test_a_known_and_a_new_cause_of_one_signature_have_two_ids() -> None:
     both = samples.report(samples.crash(), replace(samples.crash(seed="2"), known_issue="torch-fsdp2-1"))
     assert len({cause.id for cause in both.clusters()}) == 2

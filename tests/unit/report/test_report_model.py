@@ -11,7 +11,7 @@ import report_samples as samples
 from shardproof.report.html import render_failure, render_index
 from shardproof.report.model import Change, Report
 from shardproof.report.summary import render_summary
-from shardproof.report.text import render_text
+from shardproof.report.text import render_result, render_text
 from shardproof.store import Store
 from shardproof.store_history import Past
 from shardproof.verdict import Verdict
@@ -94,6 +94,17 @@ def test_commands_name_a_folder_that_is_not_looked_through(out: str, place: str)
     assert f"shardproof shrink {asked} --toml" in page
     assert f"shardproof replay {asked}<" in unescape(render_index(report))
     assert f"replay {asked}`" in render_summary(report)
+
+
+def test_much_that_was_cured_or_emulated_is_counted_on_a_terminal_and_folded_on_the_page() -> None:
+    cured, parts = tuple(f"library-{n}" for n in range(60)), tuple(f"part {n}" for n in range(9))
+    result = replace(samples.crash(), cured=cured, not_cured={"old": "no such file", "older": "nor it"}, emulated=parts)
+    said = render_result(result)
+    assert "  60 known defects cured; 2 cures do not apply to this release\n" in said
+    assert "  emulated: part 0; and 8 more\n" in said
+    page = render_failure(samples.report(result), result)
+    assert '<dt>cured</dt><dd><details class="aside"><summary>60</summary>library-0; library-1;' in page
+    assert "<p>older: nor it</p>" in page
 
 
 def test_what_was_left_out_is_counted() -> None:

@@ -159,3 +159,4 @@ def test_a_search_says_what_it_runs_once_it_has_been_silent_for_a_while() -> Non
     clock.now += SILENT_S
     assert tried(result.scenario) is result
     assert stream.getvalue() == f"running: {result.scenario}\ntrying: {result.scenario}\n"
+    assert NowAndThen(None, clock).before("running", lambda _: result, always=True)(result.scenario) is result

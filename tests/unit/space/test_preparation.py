@@ -69,4 +69,5 @@ def test_a_plan_says_it() -> None:
     text = render_plan(Plan((PLAIN,)), ready=ready)
     assert f"  1 release has to be installed first, about 38 s of it: deepspeed {NEWEST}\n" in text
     assert "  1 server has to import a library before the first ranks, about 8 s of it\n" in text
+    assert "shrink" not in text, "scenario files are not shrunk"
     assert "first, about" not in render_plan(Plan((PLAIN,)))

@@ -17,7 +17,7 @@ from shardproof.scenario import LOAD_RELATIONS, Mesh, Scenario
 from shardproof.space.axis_values import meshes
 from shardproof.space.constraints import CONSTRAINTS, constraints_of
 from shardproof.space.files import ALL, WALKED_AXES, load_space, parse_settings, parse_strength, space_names
-from shardproof.space.plan import Selection, in_shard, make_plan, parse_shard
+from shardproof.space.plan import Plan, Selection, in_shard, make_plan, parse_shard
 from shardproof.space.plan_text import render_plan
 from shardproof.trainer import models as trainer_models
 
@@ -294,6 +294,19 @@ def test_shipped_spaces_are_complete_at_their_strength_within_budget(name: str) 
     assert text.startswith(f"{len(plan.scenarios)} scenarios")
     headings = [line.partition(": ")[0] for line in text.splitlines() if " valid scenarios, about " in line]
     assert len(headings) == len(set(headings)), "every walk is called otherwise"
+
+
+def test_no_value_of_an_axis_is_told_as_none() -> None:
+    text = render_plan(Plan((Scenario(), Scenario(options=("calibrating",)))))
+    assert "  options               none 1, calibrating 1\n" in text
+
+
+def test_the_main_walk_is_called_so_beside_the_parts_of_its_system() -> None:
+    plan = make_plan([load_space("nightly")], Selection(systems=("torch-fsdp2",), sample=12))
+    lines = render_plan(plan).splitlines()
+    assert any(line.startswith("torch-fsdp2@+cured, the main walk: ") for line in lines)
+    assert any(line.startswith("torch-fsdp2@+cured, part models: ") for line in lines)
+    assert lines[1] == "  not counted: the search for a simpler scenario of each new cause, up to 5 min each"
 
 
 def test_smoke_is_small() -> None:

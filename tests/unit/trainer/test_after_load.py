@@ -59,7 +59,7 @@ def test_numbers_that_no_training_comes_to_are_told_as_unwritten_memory(wrong: f
 def test_ranks_that_a_load_leaves_apart_are_named_before_what_a_step_makes_of_them() -> None:
     found = [Difference(Key(7, "live", *PARAM), "bits", total=2, expected_first="0.75", observed_first="0.5")]
     text = of_resumed(found, Loaded({}, {}, {RATE: value("float 0.5")}), after_load=False, disagreed={RATE})
-    assert text.startswith("The load leaves ranks apart (setting of group0.lr), as `ranks agree` tells, and after a")
+    assert text.startswith("The load leaves ranks apart (setting group0.lr), as `ranks agree` tells, and after a")
     assert "look at what only some ranks load" in text
 
 

@@ -15,10 +15,15 @@ import numpy as np
 import pytest
 import torch
 from shardproof.errors import UsageError
+from shardproof.layout import Box
 from shardproof.observe.assemble import assemble
 from shardproof.trainer.base import Trainer
+from shardproof.trainer.notes import OF_BEFORE
 from shardproof.trainer.rank import Rank, pairs_of
 from shardproof.trainer.rank.found import Item, State
+from shardproof.trainer.rank.modules import Modules
+from shardproof.trainer.rank.optimizers import Optimizer
+from shardproof.trainer.rank.pieces import Cut, Held, whole_tensor
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
@@ -455,11 +460,27 @@ def test_two_names_are_one_parameter_where_they_share_its_memory() -> None:
 
 
 def test_the_tensors_of_a_container_are_one_line() -> None:
-    state = State({"one": [torch.ones(2)], "many": {"a": torch.ones(2), "b": torch.ones(1)}, "t": torch.ones(1)}, 0, 1)
+    many = {"a.weight": torch.ones(2), "b.bias": torch.ones(1)}
+    state = State({"one": [torch.ones(2)], "many": many, "t": torch.ones(1)}, 0, 1)
     assert state.found == [
         Item("t", "tensor", "Tensor of [1]"), Item("one.0", "tensor", "Tensor of [2]"),
-        Item("many", "tensor", "2 tensors, a to b"),
+        Item("many", "tensor", "2 tensors, a.weight to b.bias"),
     ]  # fmt: skip
+
+
+def test_an_optimizer_of_the_parameters_from_before_the_model_was_sharded_is_told() -> None:
+    """Sharding has put rows of the weight in its place; the optimizer still has the whole one."""
+    before, other = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(3))
+    rows = nn.Parameter(torch.ones(1, 2))
+    shard = Held(rows, (Cut(("w",), (2, 2), Box((0, 0), (1, 2)), Box((0, 0), (1, 2))),))
+    sharded = Modules(parameters={id(rows): shard}, params=[shard])
+    assert Optimizer("o", torch.optim.SGD([before])).misses(sharded) == OF_BEFORE
+    assert Optimizer("o", torch.optim.SGD([rows])).misses(sharded) == ""
+    assert Optimizer("o", torch.optim.SGD([other])).misses(sharded) == "", "a parameter of the trainer's own"
+    whole = whole_tensor(before, ("w",))
+    assert Optimizer("o", torch.optim.SGD([nn.Parameter(torch.ones(2, 2))])).misses(Modules(params=[whole])) == "", (
+        "copies of whole parameters, as of fp32 masters"
+    )
 
 
 def test_what_an_optimizer_keeps_besides_its_state() -> None:

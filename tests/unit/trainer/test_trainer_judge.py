@@ -21,7 +21,7 @@ from shardproof.protocol import registry
 from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session, sessions_of
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.notes import of_one_way, rounding
+from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, of_one_way, rounding
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
 from shardproof.trainer.twin import NO_PROBE, NoTwin
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
@@ -331,9 +331,18 @@ def test_a_plain_value_is_told_as_each_rank_has_it_and_is_there(folder: Path) ->
 
     found = failed(Early(simulation(folder).scenario).judged(folder))
     told = "The ranks do not have the same setting group0.lr, in resumed after `load`: "
-    assert found["ranks agree"].startswith(f"{told}'float 0.1' on rank 0, 'float 0.25' on rank 1.")
+    assert found["ranks agree"].startswith(f"{told}0.1 on rank 0, 0.25 on rank 1.")
     assert found["resumed"] == wording.SAME_AS_AGREE
     assert "is not there" not in " ".join(found.values())
+
+
+@pytest.mark.parametrize(("of", "hint"), [("", ""), (OF_BEFORE, f". {MADE_TOO_EARLY}")])
+def test_a_crash_of_an_optimizer_made_too_early_says_so(folder: Path, of: str, hint: str) -> None:
+    error = {"type": "KeyError", "message": "0", "rank": 0, "traceback": "", "op": 3}
+    seen = simulation(folder)
+    seen.notes = (f"found: optimizer: optimizer, AdamW, 1 group{of}",)
+    told = failed(seen.judged(folder, {"uninterrupted": error}, written=True))["uninterrupted"]
+    assert told == f"KeyError on rank 0: 0{hint}"
 
 
 def test_a_trainer_without_state_is_unknown(folder: Path) -> None:
@@ -367,7 +376,7 @@ def test_a_value_that_a_step_makes_anew_is_not_missed_right_after_a_load(folder:
 
     arms = {arm["name"]: arm for arm in judged(folder, fault, program="arms resumed used")["arms"]}
     assert arms["resumed"]["verdict"] == "pass"
-    told = "not compared right after the load, since no checkpoint need hold it: extra_state of metrics.loss"
+    told = "not compared right after the load, since no checkpoint need hold it: metrics.loss"
     assert told in arms["resumed"]["notes"]
     assert "metrics.loss is 7, and should be 2" in arms["used"]["sentence"]
 
@@ -622,7 +631,7 @@ def an_ulp(value: Any) -> Any:
 
 @pytest.mark.parametrize("promise", ["bits", "rounding"])
 def test_two_ways_that_come_to_the_same_pass_whatever_their_settings_say(folder: Path, promise: str) -> None:
-    settings = f"not alike, and taken for settings that say which way it is: {LR[0]} of {LR[1]}"
+    settings = f"not alike, and taken for settings that say which way it is: {LR[0]} {LR[1]}"
     assert alike(folder, promise, only("alike way", "build", LR, lambda _: "7")) == ("pass", "", [settings])
 
 

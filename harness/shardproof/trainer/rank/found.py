@@ -258,7 +258,8 @@ class Look:
             self.optimizers.append(optimizer)
             taken = taken | taken_by(records)
             self._used |= {id(tensor) for group in groups for tensor in group.get("params", ())}
-            self._find(met, f"{type(met.value).__name__}, {_counted(len(groups), 'group')}")
+            told = _counted(len(groups), "group") + optimizer.misses(self.modules)
+            self._find(met, f"{type(met.value).__name__}, {told}")
             for name, reason in optimizer.unread.items():
                 self._hide(name, "optimizer", reason)
 
@@ -376,7 +377,7 @@ class Look:
         else:
             self._add(met.path, met.kind, self._loose(met.path, value, own=own))
         self._used.add(id(value))
-        self._tensors.setdefault(met.path.rpartition(".")[0] or met.path, []).append(met)
+        self._tensors.setdefault(met.holder or met.path, []).append(met)
 
     def _of_this_rank(self, met: Met) -> bool:
         """Whether a value is this rank's alone: what `state()` names is all ranks', unless it is local."""
@@ -398,7 +399,8 @@ class Look:
             if len(mets) == 1:
                 told = Item(mets[0].path, kinds.TENSOR, f"{type(first).__name__} of {list(first.shape)}")
             else:
-                told = Item(holder, kinds.TENSOR, f"{len(mets)} tensors, {mets[0].word} to {mets[-1].word}")
+                names = [met.path.removeprefix(f"{holder}.") for met in (mets[0], mets[-1])]
+                told = Item(holder, kinds.TENSOR, f"{len(mets)} tensors, {' to '.join(names)}")
             self.found.append(told)
 
     def _loose(self, path: str, tensor: torch.Tensor, *, own: bool = True) -> Iterator[Record]:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.every_mesh import ROLES, STATE
+from shardproof.trainer.notes import OF_BEFORE
 from shardproof.trainer.rank.leaves import leaf_records, leaves, line, text
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.pieces import (
@@ -55,6 +56,15 @@ class Optimizer:
             settings = {key: _plain(value) for key, value in group.items() if key != "params"}
             groups.append({**settings, "params": self._trained(index, trained)})
         return {"class": f"{type(self.target).__module__}.{type(self.target).__qualname__}", "groups": groups}
+
+    def misses(self, modules: Modules) -> str:
+        """`OF_BEFORE` where the optimizer steps none of the modules' parameters, and whole ones of their shapes though
+        the modules' are sharded; else empty."""
+        stepped = [parameter for _, group in self._groups() for parameter in _params(group)]
+        sharded = any(not parameter.whole for parameter in modules.params)
+        own = {id(parameter) for parameter in stepped} & modules.parameters.keys()
+        shapes = sorted(cut.shape for parameter in modules.params for cut in parameter.cuts)
+        return OF_BEFORE if sharded and not own and sorted(tuple(p.shape) for p in stepped) == shapes else ""
 
     def _trained(self, index: int, trained: list[bool]) -> list[str]:
         names = self.names.get(index, [])

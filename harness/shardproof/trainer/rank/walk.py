@@ -49,6 +49,7 @@ class Met:
 
     * covered: something above it speaks for its tensors and positions.
     * named: the trainer's own `state()` gives it, by itself or inside of containers.
+    * holder: the path of what it was met in; empty for an attribute of the trainer.
     """
 
     path: str
@@ -57,6 +58,7 @@ class Met:
     depth: int = 0
     covered: bool = False
     named: bool = False
+    holder: str = ""
 
     @property
     def word(self) -> str:
@@ -117,7 +119,7 @@ def _entered(here: Met, found: Walk) -> Iterator[Met]:
     found.holds[id(here.value)] = [id(child) for _, child, _ in lively]
     covered = here.covered or here.kind in _SPEAKS or of_data(here.word, here.value)
     for name, child, kind in lively:
-        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered, named)
+        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered, named, here.path)
 
 
 def _children(here: Met) -> Iterator[tuple[str, Any, str]]:

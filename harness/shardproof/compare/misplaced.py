@@ -59,7 +59,7 @@ def rearranged(a: Tensor, b: Tensor, first: int, *, same_multiset: bool) -> Expl
     if a.nbytes > WHOLE_BYTES:
         order = row_order(a, b) if same_multiset else None
         return ("permuted", ANOTHER_ORDER.format(0, _order(order))) if order else NOTHING
-    mine, its = _read_all(a), _read_all(b)
+    mine, its = read_all(a), read_all(b)
     if same_multiset:
         found = _in_another_order(mine.reshape(a.shape), its.reshape(a.shape))
         if found[0]:
@@ -127,7 +127,7 @@ def other_shape(a: Tensor, b: Tensor) -> Explained:
         if equal_elements(a, b):
             return "reshaped", "Both have the same elements in the same order, under another shape."
         turned = len(a.shape) == 2 and a.shape == b.shape[::-1] and a.nbytes <= WHOLE_BYTES
-        if turned and np.array_equal(_read_all(a).reshape(a.shape).T, _read_all(b).reshape(b.shape)):
+        if turned and np.array_equal(read_all(a).reshape(a.shape).T, read_all(b).reshape(b.shape)):
             return "transposed", "B is A transposed."
         return NOTHING
     if len(a.shape) != len(b.shape) or not a.shape or a.shape[1:] != b.shape[1:] or not min(a.numel, b.numel):
@@ -259,7 +259,8 @@ def explain_holders(found: Mapping[str, str]) -> dict[str, Explained]:
     return explained
 
 
-def _read_all(tensor: Tensor) -> Raw:
+def read_all(tensor: Tensor) -> Raw:
+    """All elements of a tensor, flat, as unsigned integers of their size."""
     raw = np.empty(tensor.numel, raw_of(tensor.dtype))
     Reading(tensor).read(0, raw)
     return raw

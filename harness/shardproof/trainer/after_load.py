@@ -82,13 +82,14 @@ class Loaded:
 
 
 def of_resumed(
-    found: Sequence[Difference], loaded: Loaded, *, after_load: bool, disagreed: Collection[Name] = ()
+    found: Sequence[Difference], loaded: Loaded, *, after_load: bool, disagreed: Collection[Name] = (), data: str = ""
 ) -> str:
     """What a resumed run has lost.
 
     Args:
         after_load: whether it differs right after the load already. disagreed: what ranks that should have
-            the same do not have alike then, so that it was compared as one rank has it.
+            the same do not have alike then, so that it was compared as one rank has it. data: which other data the
+            step was given, as a sentence (`shardproof.trainer.given`).
     """
     if not found:
         return ""
@@ -102,7 +103,7 @@ def of_resumed(
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
         when = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
-        return f"{when} {differ(found)} from the run that went on without a break. {first_in_a_step(found)}"
+        return f"{when} {differ(found)} from the run that went on without a break. {data or first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")
     if loaded.restores_nothing(found):
         what = f"Right after the load everything that `load` should restore is a fresh trainer's: {_in_order(found)}."
@@ -153,17 +154,18 @@ def is_unwritten(expected: Value | None, observed: Value | None) -> bool:
     return bool(tiny[1] and not tiny[0])
 
 
-def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Values) -> str:
+def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Values, data: str = "") -> str:
     """What a load into a trainer that has stepped leaves behind.
 
     Args:
         had, after: what it held right before the load and right after it. saved: what a fresh trainer has loaded.
+        data: as for `of_resumed`.
     """
     if not found:
         return ""
     told = (
         f"A trainer that has stepped before it loads is left with something of its own: {differ(found)} from a "
-        f"fresh one that loads. {first_in_a_step(found)}"
+        f"fresh one that loads. {data or first_in_a_step(found)}"
     )
     added = next(filter(None, (_added(name, had, saved, after) for name in _names(found))), "")
     return f"{told} {added}" if added else told

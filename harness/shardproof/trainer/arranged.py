@@ -19,7 +19,7 @@ from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import Name
 
-Numbered = npt.NDArray[np.generic]
+Numbered = npt.NDArray[Any]
 
 
 def arranged(

@@ -88,16 +88,18 @@ def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str], near: 
 
 
 def _apart(first: Sequence[Call], own: Sequence[Call], rank: int, near: float) -> str:
-    for one, other in zip(first, own, strict=False):
+    for number, (one, other) in enumerate(zip(first, own, strict=False)):
         if (one.path, one.kind) != (other.path, other.kind):
             return ""  # the two ways are not made of the same modules
         if one.like(other, near) is False:
-            return f"The first module whose output differs is {one.name}, on rank {rank}{_given(one, other, near)}."
+            given = _given(one, other, near if number else 0.0)
+            return f"The first module whose output differs is {one.name}, on rank {rank}{given}."
     return ""
 
 
 def _given(one: Call, other: Call, near: float) -> str:
-    """Whether the first module that came to something else was given the same, in words."""
+    """Whether the first module that came to something else was given the same, in words. What came out of another
+    module may be apart by rounding alone, of which a digest says nothing; what the model is given may not."""
     if not (one.given and other.given):
         return ""
     if one.given == other.given:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardproof.compare.differences import EntryDifference
 from shardproof.compare.formats import open_contents
+from shardproof.compare.misplaced import read_all
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
-from shardproof.diff import STRUCTURE, Difference
+from shardproof.diagnosis.arrangement import DISTINCT
+from shardproof.diff import STRUCTURE, Difference, as_numbers
 from shardproof.errors import UsageError
-from shardproof.observe.logical import Key
+from shardproof.observe.logical import Key, Value
 from shardproof.protocol.checkpoint_layout import Layout
 from shardproof.protocol.registry import all_systems
+
+MOST_BYTES = 64 << 20
+"""Of a tensor that is read whole."""
 
 
 def differing(first: Path, second: Path) -> tuple[EntryDifference, ...]:
@@ -34,6 +40,32 @@ def names_in(folder: Path) -> tuple[str, ...]:
         return ()
     contents.files.close()
     return tuple(contents.entries)
+
+
+def held_under(folder: Path, values: Mapping[str, Value]) -> dict[str, str]:
+    """Name of a value → the name under which a folder's checkpoint has all of its bits, where it is another one.
+
+    A value of one number alone, such as zeros, is not looked for, since any other may have the same.
+    """
+    wanted = {name: value for name, value in values.items() if len(set(as_numbers(value).tolist())) >= DISTINCT}
+    file = _file_of(folder)
+    if not wanted or not folder.is_dir():
+        return {}
+    try:
+        contents = open_contents(file, _layouts(), lambda _: None, checksums=False, beside=file.is_dir())
+    except UsageError:
+        return {}
+    found = dict[str, str]()
+    try:
+        for name, value in wanted.items():
+            alike = (other for other, tensor in contents.tensors.items()
+                     if (tensor.dtype, tensor.shape) == (value.dtype, value.shape) and tensor.nbytes <= MOST_BYTES
+                     and read_all(tensor).tobytes() == value.data)  # fmt: skip
+            if other := next(alike, None):
+                found[name] = other
+    finally:
+        contents.files.close()
+    return {name: other for name, other in found.items() if name != other}
 
 
 def _layouts() -> list[Layout[Any]]:

@@ -39,7 +39,7 @@ _OF_DATA = re.compile(r"(.*(loader|sampler|dataset|batch|batches)|inputs?|labels
 
 _OF_MODULES = ("param", "buffer")
 
-_OWNED = re.compile(r"rank\d+\.(.+)", re.DOTALL)
+_OWNED = re.compile(r"rank(?P<rank>\d+)\.(?P<name>.+)", re.DOTALL)
 
 
 def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tuple[str, str]]]:
@@ -54,7 +54,7 @@ def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tup
         own = _OWNED.fullmatch(name)
         if role in OF_A_RANK or (own and role not in BESIDE):
             continue
-        key = (role, own[1] if own else name)
+        key = (role, own["name"] if own else name)
         if found.setdefault(key, value) != value:
             apart.add(key)
     return {key: value for key, value in found.items() if key not in apart}, apart
@@ -128,7 +128,13 @@ def of_both(one: Values, other: Values) -> Both:
 def without_rank(name: str) -> str:
     """A name without the rank that a value is recorded for."""
     owned = _OWNED.fullmatch(name)
-    return owned.group(1) if owned else name
+    return owned["name"] if owned else name
+
+
+def rank_of(name: str) -> int:
+    """The rank that a value is recorded for; -1 where it is recorded for all."""
+    owned = _OWNED.fullmatch(name)
+    return int(owned["rank"]) if owned else -1
 
 
 def _on_every_rank(values: Values) -> dict[Name, Value]:
@@ -143,7 +149,7 @@ def _on_every_rank(values: Values) -> dict[Name, Value]:
 def _own_of_a_rank(name: Name) -> Name | None:
     """The name on every rank of a tensor of the trainer's own that is recorded as one rank's; None for any other."""
     own = _OWNED.fullmatch(name[1])
-    return (EXTRA_STATE, own[1]) if own and name[0] == EXTRA_STATE else None
+    return (EXTRA_STATE, own["name"]) if own and name[0] == EXTRA_STATE else None
 
 
 def _own_tensor(name: Name, values: Values) -> bool:
@@ -154,7 +160,7 @@ def _own_tensor(name: Name, values: Values) -> bool:
 def _local(values: Values) -> set[str]:
     """The names of parameters of which every rank has one of its own."""
     found = (_OWNED.fullmatch(name) for role, name in values if role == "param")
-    return {own[1] for own in found if own}
+    return {own["name"] for own in found if own}
 
 
 def _shape(values: Values, name: Name) -> tuple[int, ...] | None:

@@ -52,7 +52,7 @@ from shardproof.trainer.arms import (
     Session,
 )
 from shardproof.trainer.calls import where_they_part
-from shardproof.trainer.checkpoints import as_difference, differing, names_in
+from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
@@ -72,7 +72,7 @@ from shardproof.trainer.notes import (
     of_each_rank,
     rounding,
 )
-from shardproof.trainer.plain import left_behind, numbers_left_behind
+from shardproof.trainer.plain import every_step_skipped, left_behind, numbers_left_behind
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -184,12 +184,15 @@ class Judge(Judging):
         if wrong := self._no_numbers(last):
             text = no_numbers(wrong, self._first_wild())
         elif still and len(still) == params:
-            text = nothing_trains(len(steps), last, why_still(still, self._all_seen(steps)))
+            begun, ended = (self.plain.get(op, {}) for op in (moments[0], moments[-1]))
+            why = every_step_skipped(begun, ended, len(steps)) or why_still(still, self._all_seen(steps))
+            text = nothing_trains(len(steps), last, why)
         elif params and later and len(self._still(self.saved, last)) == params:
             names = [key[1] for key in last if key[0] == PARAMS]
             text = nothing_trains_later(len(later), last, why_still(names, self._all_seen(later)))
         else:
-            notes = [*notes, *([never_moved(still, params)] if still else [])]
+            again = self.data_repeat()
+            notes = [*notes, *([never_moved(still, params)] if still else []), *([again] if again else [])]
             self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
@@ -289,7 +292,7 @@ class Judge(Judging):
         for op in cut.ops:
             if op.kind == "step" and not found:
                 found = self.compare(self.at(self.step(self.whole, op.iteration)), self.at(op.index), op.index)
-        self.add(CUT, found, wording.of_cut(found))
+        self.add(CUT, found, " ".join(filter(None, (wording.of_cut(found), self.data_of(cut, found)))))
 
     def _resumed(self) -> None:
         resumed = self.named(RESUMED)
@@ -302,7 +305,10 @@ class Judge(Judging):
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
         around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load)
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
-        sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed)
+        data = self.data_of(resumed, found)
+        sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data)
+        if at_load and around.left_alone(found):
+            sentence = f"{sentence}{self._under_other_names(found)}"
         if disagreed and not at_load:
             self.between = None  # what a step made of them is no mechanism
         unseen = self.idle | self.seeded_anew
@@ -311,6 +317,13 @@ class Judge(Judging):
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
         self.add(RESUMED, found, sentence, notes)
+
+    def _under_other_names(self, found: list[Difference]) -> str:
+        """That the checkpoint has what the load does not restore, under names that the load may not look for."""
+        saved = self.at(self.saved)
+        lost = {one.key.fqn: saved[PARAMS, one.key.fqn] for one in found if (PARAMS, one.key.fqn) in saved
+                and one.key.role == PARAMS}  # fmt: skip
+        return wording.under_other_names(held_under(self.directory / f"checkpoint{arms.FIRST}", lost))
 
     def _left_behind(self, resumed: Session, load: int) -> list[str]:
         """Plain numbers that the resumed run has not; none where no moment of the load or no second run was seen."""
@@ -367,7 +380,7 @@ class Judge(Judging):
         right = self.at(self.loaded(resumed))
         found = self.compare(right, self.at(load), load, self._free_at_load)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
-        sentence = of_used(found, self.at(load - 1), right, self.at(load))
+        sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)

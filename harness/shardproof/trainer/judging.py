@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
+from shardproof.trainer.given import Given, by_calls, by_values, other_data, repeats
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE
@@ -235,6 +236,23 @@ class Judging:
                     return []
                 return found
         return []
+
+    def data_of(self, session: Session, found: Sequence[Difference]) -> str:
+        """Whether a session was given other data than the uninterrupted one in the step after which it differs."""
+        step = next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
+        told = (other_data(self._given(step.index)[way], step.iteration, self._data(way)) for way in (0, 1) if step)
+        return next(filter(None, told), "")
+
+    def data_repeat(self) -> str:
+        """A note on data that the uninterrupted session is given again in the same order."""
+        return repeats(self._data(0)) or repeats(self._data(1))
+
+    def _data(self, way: int) -> dict[int, Given]:
+        """Step → what the uninterrupted session was given, by calls of modules (0) or by values (1)."""
+        return {op.iteration: self._given(op.index)[way] for op in self.whole.ops if op.kind == "step"}
+
+    def _given(self, op: int) -> tuple[Given, Given]:
+        return by_calls(self.calls.get(op, {})), by_values(self.at(op))
 
     def loaded(self, session: Session) -> int:
         """The operation after which a session has what it loaded; -1 where only steps are observed."""

@@ -18,6 +18,9 @@ from shardproof.trainer.arms import PLAIN
 Numbers = Mapping[str, str]
 """Name → number, as its text."""
 
+SKIPPED = "skip"
+"""What is in the name of a count of steps that were not taken, such as DeepSpeed's `skipped_steps`."""
+
 
 def numbers_by_op(records: Iterable[Record]) -> dict[int, Numbers]:
     """Operation → the plain numbers after it, on rank 0."""
@@ -47,3 +50,20 @@ def numbers_left_behind(names: Iterable[str]) -> str:
         f"not compared, since a plain number may be anything: {told}; the resumed run has not what the other run has, "
         "and if that is state, such as a metric or a best score, give it in `state()`"
     )
+
+
+def every_step_skipped(fresh: Numbers, last: Numbers, steps: int) -> str:
+    """A sentence on a count of skipped steps that went up by as many as there were; empty where none did.
+
+    Args:
+        fresh, last: after the build, and after the last of the steps.
+    """
+    for name, number in sorted(last.items()):
+        begun = fresh.get(name, "")
+        counts = SKIPPED in name.lower() and number.isdecimal() and begun.isdecimal()
+        if counts and steps and int(number) - int(begun) == steps:
+            return (
+                f"Every step was skipped: {name} went up by {steps}. Look at the loss scale, and at gradients that are "
+                "not finite"
+            )
+    return ""

@@ -53,6 +53,8 @@ PER_TENSOR = 2
 def scaled(pairs: Sequence[Pair], between: Between) -> str:
     """A sentence about one factor; empty where none fits."""
     role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
+    if not role:  # buffers alone
+        return ""
     decays = _decays(role, between.settings)
     of_role = [pair for pair in pairs if pair.name[0] == role]
     changes = {pair.name[1]: _change(pair, decays.get(pair.name[1], 1.0)) for pair in of_role}

@@ -15,6 +15,7 @@ from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
+from shardproof.trainer.counted import with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
 from shardproof.trainer.judging import Judging
@@ -67,21 +68,24 @@ def alike(judging: Judging, session: Session) -> None:
     promise, first = judging.trainer.alike[session.of], judging.trainer.axes[session.of][0]
     exactly, half = promise == BITS, promise == ROUNDING_BF16
     start: At = {}
+    begun: tuple[At, At] | None = None
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
     farthest, apart, absent = 0.0, (-1, -1), list[Op]()
     moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
     for op in session.ops:
         if op.kind == "fit" or wrong:
             continue
-        both = of_both(judging.at(op.index), judging.at(moments[op.kind, op.iteration]))
+        apart = op.index, moments[op.kind, op.iteration]
+        ways = judging.at(apart[0]), judging.at(apart[1])
+        both, begun = of_both(*ways), begun or ways
+        half = half or (computes_in_half(both.one) and computes_in_half(both.other))
+        both = with_counted(both, ways, begun, half=half)
         start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
         drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
-        half = half or (computes_in_half(both.one) and computes_in_half(both.other))
         beyond, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong = sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE)
         farthest = max(farthest, share)
-        apart = op.index, moments[op.kind, op.iteration]
         if wrong and wrong[0].kind in PRESENCE:  # what is in one way only may hide values that differ later
             absent, wrong = [*absent, op], []
     if absent and not wrong:
@@ -116,7 +120,7 @@ def _said(
         _how_often(judging, session, ops, names),
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
-        arranged(wrong, *(judging.at(op) for op in ops), names),
+        arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
         _older(judging, session, ops, names, wrong) or rates or parted,
         _shared(judging, session, ops, names, wrong),
     )

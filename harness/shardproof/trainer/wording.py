@@ -266,7 +266,9 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float, mo
     told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far{taken}."
     axis = first.partition("=")[0]
     what = f"{axis} must not matter, but {first} and {own} come to different values: {differ(found)}."
-    return f"{what} {_of_each(found[0], first, own)}{told} Which of the two is right, this arm cannot tell."
+    of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
+    each = _of_each((of_data or found)[0], first, own)
+    return f"{what} {'The data differ: ' * bool(of_data)}{each}{told} Which of the two is right, this arm cannot tell."
 
 
 def _of_each(one: Difference, first: str, own: str) -> str:
@@ -387,6 +389,19 @@ def first_of(found: Sequence[Difference]) -> str:
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""
     return f"{what} is {wrong}{where}, and should be {right}{_as_a_factor(wrong, right)}."
+
+
+def under_other_names(names: Mapping[str, str]) -> str:
+    """What a checkpoint has of parameters that its load does not restore, as a sentence with a space in front.
+
+    Args:
+        names: name of a parameter → that in the checkpoint.
+    """
+    if not names:
+        return ""
+    told = ", ".join(f"{name} as {other}" for name, other in sorted(names.items())[:MOST_NAMES])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f" The checkpoint has {told}{more}: look at the names that `load` looks for."
 
 
 def first_in_a_step(found: Sequence[Difference]) -> str:

@@ -90,15 +90,15 @@ MECHANISMS = {
 """Mechanism of `shardproof.diagnosis` → what it does to training; one for every built-in rule."""
 
 RAISES = {
-    "save": "No checkpoint is written, and the run ends there.",
+    "save": "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said.",
     "load": "The checkpoint cannot be loaded, and the run cannot be resumed from it.",
     "load_model_only": "The weights cannot be loaded, and finetuning cannot begin.",
     "load_optimizer_only": "The optimizer's state cannot be loaded under other weights.",
     "load_schedule_only": "The learning-rate schedule cannot be loaded by itself.",
     "recall": "The run cannot go back to a state that it keeps in memory.",
     "save_kept": "What was kept in memory cannot be written.",
-    "begin_save": "No checkpoint is written, and the run ends there.",
-    "finish_save": "No checkpoint is written, and the run ends there.",
+    "begin_save": "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said.",
+    "finish_save": "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said.",
     "replace_params": "The model cannot be given other weights.",
     "build": "The run ends before its first step.",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from shardproof.diff import diff
 from shardproof.observe.logical import Key, Value
 from shardproof.trainer.arranged import arranged
@@ -32,7 +31,11 @@ def said(one: np.ndarray, other: np.ndarray) -> str:
         (TOKENS[1:], TOKENS[:-1], "has the same elements 1 place later with seq=12 than with seq=40."),
         (TOKENS, TOKENS[::-1], "has the same elements with seq=40 and with seq=12, in another order."),
         (ROWS[:-3], ROWS[3:], "has the same rows 3 places earlier with seq=12 than with seq=40."),
-        (ROWS, ROWS[[3, 1, 0, 2, 9, 8, 7, 6, 5, 4]], "has the same rows with seq=40 and with seq=12, in another order."),
+        (
+            ROWS,
+            ROWS[[3, 1, 0, 2, 9, 8, 7, 6, 5, 4]],
+            "has the same rows with seq=40 and with seq=12, in another order.",
+        ),
         (TOKENS, TOKENS + 1, ""),
         (TOKENS, np.zeros(12), ""),
     ],

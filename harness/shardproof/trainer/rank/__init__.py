@@ -102,7 +102,9 @@ class Rank:
         self._call(lambda: self.trainer.save(folder))
 
     def load(self, op: Op) -> None:
-        """Read a checkpoint."""
+        """Read a checkpoint, which all ranks have written: a library may leave it to a restart that they have."""
+        if dist.is_initialized():
+            dist.barrier()
         folder = self.context.directory / f"checkpoint{op.checkpoint}"
         files = files_of(folder)
         self.left_as_it_is = self.files.get(op.checkpoint) == files

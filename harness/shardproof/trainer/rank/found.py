@@ -221,7 +221,8 @@ class Look:
             self._add(parameter.names[0][0] if parameter.names else "", "module",
                       records_of(self.at, "param", parameter))  # fmt: skip
         for name, buffer in self.modules.buffers.items():
-            self._add(name, "module", leaf_records(self.at, "buffer", name, buffer))
+            fqn = owned(self.at.rank, name) if self.modules.is_local(name) else name
+            self._add(name, "module", leaf_records(self.at, "buffer", fqn, buffer))
         for path, module in self.modules.extra:
             name = f"{path}._extra_state" if path and not path.endswith(".") else f"{path}_extra_state"
             self._ask(name, "module", EXTRA_STATE, module, module.get_extra_state)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
+from shardproof.trainer.plain import SKIPPED
 from shardproof.trainer.rank import kinds
 
 MOST = 200
@@ -17,11 +20,15 @@ MOST = 200
 
 def numbers_of(trainer: object, state: Mapping[str, Any]) -> dict[str, str]:
     """Name → number, as its text, of the trainer's own attributes and of those of the objects and containers that
-    `state` gives and that are neither a module, an optimizer nor anything else that tells its state by itself."""
+    `state` gives and that are neither a module, an optimizer nor anything else that tells its state by itself. Of a
+    module, such as DeepSpeed's engine, counts of skipped steps alone."""
     found = dict(_numbers(trainer, ""))
     for name, value in state.items():
         if kinds.kind_of(value, name) in (kinds.OBJECT, kinds.CONTAINER) and name[:1] != "_":
             found |= dict(_numbers(value, f"{name}."))
+    for name, value in kinds.children_of(trainer):
+        counts = _numbers(value, f"{name}.") if isinstance(value, torch.nn.Module) else ()
+        found |= {counted: number for counted, number in counts if SKIPPED in counted.lower()}
     return found if len(found) <= MOST else {}
 
 

@@ -1,0 +1,75 @@
+"""Which step's data a step was given, against the uninterrupted run.
+
+A run that resumes with the data of another step differs in everything that it computes. What the model was given says
+so without any help of the trainer's, by the digest of what the first module of a step got; and what `state()` names of
+a batch says so where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
+from shardproof.trainer.calls import OfRanks
+from shardproof.trainer.every_mesh import Name, is_of_data, rank_of, without_rank
+
+Given = Mapping[int, Hashable]
+"""Rank → something that is equal where the data are, of one step."""
+
+
+def by_calls(called: OfRanks) -> Given:
+    """By what the first module that was called on each rank was given."""
+    return {rank: each.forward[0].given for rank, each in called.items() if each.forward and each.forward[0].given}
+
+
+def by_values(values: Mapping[Name, Value]) -> Given:
+    """By tensors of the trainer's own that are data by their name."""
+    found: dict[int, list[tuple[str, Value]]] = {}
+    for name, value in sorted(values.items()):
+        if name[0] == EXTRA_STATE and value.dtype != "utf8" and is_of_data(name):
+            found.setdefault(rank_of(name[1]), []).append((without_rank(name[1]), value))
+    return {rank: tuple(every) for rank, every in found.items()}
+
+
+def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
+    """A sentence on a step that was given other data than the same step of the uninterrupted run; empty where it was
+    given the same, or nobody could read it.
+
+    Args:
+        given: of the step. steps: step → what the uninterrupted run was given in it.
+    """
+    own = steps.get(step, {})
+    apart = sorted(rank for rank in given.keys() & own.keys() if given[rank] != own[rank])
+    if not apart:
+        return ""
+    rank = apart[0]
+    whose = "the model was given" if rank < 0 or len(own) == 1 else f"rank {rank} was given"
+    told = f"The data differ: in step {step} {whose} what"
+    for number in sorted(steps, key=lambda one: abs(one - step)):
+        for other, seen in sorted(steps[number].items()):
+            if seen == given[rank]:
+                who = "it" if other == rank else f"rank {other}"
+                return f"{told} {who} was given in step {number} of the uninterrupted run{_so(number, step)}."
+    return f"{told} it was given in no step of the uninterrupted run: the order is another one, or the data are others."
+
+
+def _so(number: int, step: int) -> str:
+    if number == step:
+        return ""
+    if number < step:
+        return ": these samples come once more"
+    return f": the samples of step {step} are left out"
+
+
+def repeats(steps: Mapping[int, Given]) -> str:
+    """A note on data that come again in the same order, as those of a second epoch that is not shuffled anew."""
+    numbers = sorted(steps)
+    seen = [tuple(sorted(steps[number].items())) for number in numbers]
+    for period in range(2, len(seen)):
+        if all(seen) and len(set(seen[:period])) == period and seen[period:] == seen[: len(seen) - period]:
+            return (
+                f"step {numbers[period]} was given the data of step {numbers[0]} again, and what follows is in the "
+                "same order: if a new epoch begins there, it is not shuffled anew"
+            )
+    return ""

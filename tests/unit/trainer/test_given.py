@@ -1,0 +1,111 @@
+"""Which step's data a step was given, and counts in which two ways are not alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
+from shardproof.trainer.calls import Call, Called
+from shardproof.trainer.checkpoints import held_under
+from shardproof.trainer.counted import with_counted
+from shardproof.trainer.every_mesh import of_both
+from shardproof.trainer.given import by_calls, by_values, other_data, repeats
+from shardproof.trainer.pairs import Between, Pair
+from shardproof.trainer.plain import every_step_skipped
+from shardproof.trainer.scaled import scaled
+
+STEPS = {0: {0: "a", 1: "b"}, 1: {0: "c", 1: "d"}, 2: {0: "e", 1: "f"}, 3: {0: "g", 1: "h"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({0: "e", 1: "f"}, ""),
+        ({}, ""),
+        ({0: "c", 1: "d"}, "what it was given in step 1 of the uninterrupted run: these samples come once more."),
+        ({0: "e", 1: "h"}, "given in step 3 of the uninterrupted run: the samples of step 2 are left out."),
+        ({0: "f", 1: "e"}, "rank 0 was given what rank 1 was given in step 2 of the uninterrupted run."),
+        ({0: "x", 1: "f"}, "rank 0 was given what it was given in no step of the uninterrupted run"),
+    ],
+)  # fmt: skip
+def test_the_step_is_named_whose_data_they_are(given: dict[int, str], told: str) -> None:
+    found = other_data(given, 2, STEPS)
+    assert told in found if told else found == ""
+
+
+@pytest.mark.parametrize(
+    ("every", "told"),
+    [
+        ("abab", "step 2 was given the data of step 0 again"), ("abca", "step 3 was given"),
+        ("aaaa", ""), ("abcd", ""), ("abba", ""),
+    ],
+)  # fmt: skip
+def test_data_that_come_again_in_the_same_order_are_noted(every: str, told: str) -> None:
+    found = repeats({number: {0: one} for number, one in enumerate(every)})
+    assert told in found if told else found == ""
+
+
+def test_what_was_given_is_read_from_calls_and_from_values_that_are_data_by_their_name() -> None:
+    def call(given: str) -> Called:
+        return Called((Call("0", "Linear", "d", (), given), Call("1", "Linear", "d", (), "later")), ())
+
+    assert by_calls({0: call("a"), 1: call("b"), 2: call(""), 3: Called((), ())}) == {0: "a", 1: "b"}
+    one = Value("fp32", (1,), b"1234")
+    values = {
+        (EXTRA_STATE, "rank1.batch.x"): one,
+        (EXTRA_STATE, "loader.at"): Value("utf8", (5,), b"int 3"),
+        ("param", "w"): one,
+    }
+    assert by_values(values) == {1: (("batch.x", one),)}
+
+
+def plain(**numbers: str) -> dict[tuple[str, str], Value]:
+    return {(EXTRA_STATE, name): Value("utf8", (len(text),), text.encode()) for name, text in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    ("begun", "one", "other", "results"),
+    [
+        ("int 0", "int 32", "int 64", True),
+        ("float 0.0", "float 1.0", "float 2.0", True),
+        ("float 0.0", "float 1.0", "float 1.0000001", False),
+        ("int 2", "int 2", "int 4", False),
+        ("int 0", "int 32", "int 32", False),
+        ("str a", "str b", "str c", False),
+    ],
+)
+def test_a_number_that_the_steps_change_is_a_result_and_no_setting(
+    begun: str, one: str, other: str, *, results: bool
+) -> None:
+    ways = plain(seen=one), plain(seen=other)
+    both = with_counted(of_both(*ways), ways, (plain(seen=begun), plain(seen=begun)), half=False)
+    assert bool(both.one) == results
+    assert ((EXTRA_STATE, "seen") in both.settings) == (one != other and not results)
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "told"),
+    [({"engine.skipped_steps": "0"}, "4", True), ({"engine.skipped_steps": "0"}, "1", False), ({}, "4", False)],
+)
+def test_every_step_that_was_skipped_is_told(begun: dict[str, str], ended: str, *, told: bool) -> None:
+    found = every_step_skipped(begun, {"engine.skipped_steps": ended}, 4)
+    assert ("engine.skipped_steps went up by 4" in found) == told
+
+
+def test_a_checkpoint_has_a_parameter_under_another_name(tmp_path: Path) -> None:
+    saved = {"model.score.weight": torch.arange(6.0), "zeros": torch.zeros(6)}
+    torch.save(saved, tmp_path / "model.pt")
+    asked = {"score.weight": saved["model.score.weight"], "zero": saved["zeros"], "lost": torch.arange(1.0, 7.0)}
+    values = {name: Value("fp32", (6,), tensor.numpy().tobytes()) for name, tensor in asked.items()}
+    assert held_under(tmp_path, values) == {"score.weight": "model.score.weight"}
+
+
+def test_no_factor_is_looked_for_among_buffers_alone() -> None:
+    value = [Value("fp32", (2,), np.array(numbers, np.float32).tobytes()) for numbers in ([1, 2], [2, 4])]
+    pair = Pair(("buffer", "bias"), value[0], value[1], value[0])
+    at = {("buffer", "bias"): value[0]}
+    assert scaled([pair], Between(at, at, at, 1)) == ""

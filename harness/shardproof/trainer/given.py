@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+import numpy as np
+
+from shardproof.diff import as_numbers
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.calls import OfRanks
@@ -72,4 +75,26 @@ def repeats(steps: Mapping[int, Given]) -> str:
                 f"step {numbers[period]} was given the data of step {numbers[0]} again, and what follows is in the "
                 "same order: if a new epoch begins there, it is not shuffled anew"
             )
+    return ""
+
+
+def data_apart(one: Mapping[Name, Value], other: Mapping[Name, Value], ways: tuple[str, str]) -> str:
+    """A sentence on the first tensor of data that two ways do not have alike, also one that every rank has for itself;
+    empty where there is none.
+
+    Args:
+        ways: how the two are called, such as `pad=eos` and `pad=0`.
+    """
+    for name in sorted(one.keys() & other.keys()):
+        a, b = one[name], other[name]
+        if not is_of_data(name) or "utf8" in (a.dtype, b.dtype) or a == b:
+            continue
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            shapes = f"{list(a.shape)} with {ways[0]} and {list(b.shape)} with {ways[1]}"
+            return f"The data differ: {name[1]} has the shape {shapes}."
+        apart = np.flatnonzero(as_numbers(a) != as_numbers(b))
+        if len(apart):
+            mine, its = (as_numbers(value)[apart[0]] for value in (a, b))
+            place = [int(part) for part in np.unravel_index(apart[0], a.shape or (1,))]
+            return f"The data differ: {name[1]} at {place} is {mine} with {ways[0]} and {its} with {ways[1]}."
     return ""

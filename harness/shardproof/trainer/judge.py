@@ -60,6 +60,7 @@ from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import is_wild, where_first
 from shardproof.trainer.notes import (
     apart,
+    buffers_stay_zero,
     frozen_is_stepped,
     frozen_left_out,
     frozen_moves,
@@ -71,6 +72,7 @@ from shardproof.trainer.notes import (
     nothing_trains_later,
     of_each_rank,
     rounding,
+    stays_zero,
 )
 from shardproof.trainer.plain import every_step_skipped, left_behind, numbers_left_behind
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
@@ -191,8 +193,11 @@ class Judge(Judging):
             names = [key[1] for key in last if key[0] == PARAMS]
             text = nothing_trains_later(len(later), last, why_still(names, self._all_seen(later)))
         else:
-            again = self.data_repeat()
-            notes = [*notes, *([never_moved(still, params)] if still else []), *([again] if again else [])]
+            again = self.data_repeat(self.whole)
+            zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
+                self.at(moments[0]).get((role, name)), value))  # fmt: skip
+            notes += [never_moved(still, params)] if still else []
+            notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
             self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))

@@ -240,16 +240,19 @@ class Judging:
     def data_of(self, session: Session, found: Sequence[Difference]) -> str:
         """Whether a session was given other data than the uninterrupted one in the step after which it differs."""
         step = next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
-        told = (other_data(self._given(step.index)[way], step.iteration, self._data(way)) for way in (0, 1) if step)
+        if step is None:
+            return ""
+        ways = enumerate(self._given(step.index))
+        told = (other_data(given, step.iteration, self._data(self.whole, way)) for way, given in ways)
         return next(filter(None, told), "")
 
-    def data_repeat(self) -> str:
-        """A note on data that the uninterrupted session is given again in the same order."""
-        return repeats(self._data(0)) or repeats(self._data(1))
+    def data_repeat(self, session: Session) -> str:
+        """A note on data that a session is given again in the same order."""
+        return repeats(self._data(session, 0)) or repeats(self._data(session, 1))
 
-    def _data(self, way: int) -> dict[int, Given]:
-        """Step → what the uninterrupted session was given, by calls of modules (0) or by values (1)."""
-        return {op.iteration: self._given(op.index)[way] for op in self.whole.ops if op.kind == "step"}
+    def _data(self, session: Session, way: int) -> dict[int, Given]:
+        """Step → what a session was given, by calls of modules (0) or by values (1)."""
+        return {op.iteration: self._given(op.index)[way] for op in session.ops if op.kind == "step"}
 
     def _given(self, op: int) -> tuple[Given, Given]:
         return by_calls(self.calls.get(op, {})), by_values(self.at(op))

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardproof.observe.logical import Value
 from shardproof.trainer.rates import ZERO, rates_in
-from shardproof.trainer.rounding import HALF, HALF_OF_PARAMS, ROUNDING, ULPS
+from shardproof.trainer.rounding import FLOATS, HALF, HALF_OF_PARAMS, ROUNDING, ULPS
 from shardproof.trainer.wording import ROUNDED, called
 
 OF_BEFORE = ", of the parameters from before the model was sharded"
@@ -121,6 +121,18 @@ def never_moved(names: Sequence[str], number: int) -> str:
         f"{len(names)} of {number} parameters never change, so that a wrong update of them could not be seen: "
         f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}; they are frozen, or no gradient reaches them"
     )
+
+
+def stays_zero(first: Value | None, last: Value) -> bool:
+    """Whether a tensor of floats is zero after the build and after the last step."""
+    return first == last and last.dtype in FLOATS and bool(last.data) and not any(last.data)
+
+
+def buffers_stay_zero(names: Sequence[str]) -> str:
+    """Buffers that may be there for something that never happens, such as a bias that balances experts."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    many = "buffers are" if len(names) > 1 else "buffer is"
+    return f"{len(names)} {many} zero and stay{'s' * (len(names) == 1)} so: {', '.join(names[:3])}{more}"
 
 
 def no_numbers(names: Sequence[str], first: str) -> str:

@@ -17,7 +17,8 @@ from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
-from shardproof.trainer.every_mesh import OF_A_RANK, Name, of_both
+from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
+from shardproof.trainer.given import data_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
@@ -116,15 +117,33 @@ def _said(
     one, other = (judging.calls.get(op, {}) for op in ops)
     near = 0.0 if exactly else HALF if half else ROUNDING
     parted = where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near)
+    of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
+    counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     parts = (
         _how_often(judging, session, ops, names),
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
+        "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
+        _repeated(judging, session, names),
         arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
-        _older(judging, session, ops, names, wrong) or rates or parted,
+        _older(judging, session, ops, names, wrong) or rates or ("" if counts_alone else parted),
         _shared(judging, session, ops, names, wrong),
     )
     return " ".join(filter(None, parts))
+
+
+def _is_plain(judging: Judging, op: int, difference: Difference) -> bool:
+    """Whether what differs is a plain number or text, which no module computes."""
+    value = judging.at(op).get((difference.key.role, difference.key.fqn))
+    return value is not None and value.dtype == "utf8"
+
+
+def _repeated(judging: Judging, session: Session, names: tuple[str, str]) -> str:
+    """That one of the ways alone is given data again in the same order."""
+    told = [judging.data_repeat(each) for each in (session, judging.whole)]
+    if bool(told[0]) == bool(told[1]):
+        return ""
+    return next(f"With {way}, {text}." for text, way in zip(told, names, strict=True) if text)
 
 
 def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tuple[str, float]:

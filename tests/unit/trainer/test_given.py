@@ -13,7 +13,8 @@ from shardproof.trainer.calls import Call, Called
 from shardproof.trainer.checkpoints import held_under
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.every_mesh import of_both
-from shardproof.trainer.given import by_calls, by_values, other_data, repeats
+from shardproof.trainer.given import by_calls, by_values, data_apart, other_data, repeats
+from shardproof.trainer.notes import buffers_stay_zero, stays_zero
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.plain import every_step_skipped
 from shardproof.trainer.scaled import scaled
@@ -104,8 +105,34 @@ def test_a_checkpoint_has_a_parameter_under_another_name(tmp_path: Path) -> None
     assert held_under(tmp_path, values) == {"score.weight": "model.score.weight"}
 
 
+def test_data_of_a_rank_that_two_ways_do_not_have_alike_are_told() -> None:
+    def at(name: str, *tokens: int) -> dict[tuple[str, str], Value]:
+        return {(EXTRA_STATE, name): Value("int64", (1, len(tokens)), np.array(tokens).tobytes())}
+
+    ways = "pad=eos", "pad=0"
+    mask = "rank0.batch.mask"
+    assert data_apart(at(mask, 1, 1), at(mask, 1, 0), ways) == (
+        "The data differ: rank0.batch.mask at [0, 1] is 1 with pad=eos and 0 with pad=0."
+    )
+    assert "has the shape [1, 2] with pad=eos and [1, 3] with pad=0" in data_apart(
+        at(mask, 1, 1), at(mask, 1, 1, 1), ways
+    )
+    assert data_apart(at(mask, 1), at(mask, 1), ways) == ""
+    assert data_apart(at("rank0.seen", 1), at("rank0.seen", 2), ways) == ""
+
+
 def test_no_factor_is_looked_for_among_buffers_alone() -> None:
     value = [Value("fp32", (2,), np.array(numbers, np.float32).tobytes()) for numbers in ([1, 2], [2, 4])]
     pair = Pair(("buffer", "bias"), value[0], value[1], value[0])
     at = {("buffer", "bias"): value[0]}
     assert scaled([pair], Between(at, at, at, 1)) == ""
+
+
+def test_buffers_that_are_zero_and_stay_so_are_noted() -> None:
+    zero, one = (Value("fp32", (2,), np.array(numbers, np.float32).tobytes()) for numbers in ([0, 0], [0, 1]))
+    assert stays_zero(zero, zero)
+    assert not stays_zero(zero, one)
+    assert not stays_zero(one, one)
+    assert not stays_zero(Value("bool", (2,), b"\0\0"), Value("bool", (2,), b"\0\0"))
+    assert buffers_stay_zero(["moe.expert_bias"]) == "1 buffer is zero and stays so: moe.expert_bias"
+    assert buffers_stay_zero(["a", "b", "c", "d"]) == "4 buffers are zero and stay so: a, b, c and 1 more"

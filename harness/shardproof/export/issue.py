@@ -211,10 +211,12 @@ def _public(told: FailureDescription) -> str:
     found = f"Nothing of it was found in issues and pull requests on {searched}." if searched else ""
     public = {thread_of(address) for novelty in novelties for address in (novelty.upstream, *novelty.also)}
     others = (address for address in near.novelty.related if thread_of(address) not in public)
-    said = ((address, sentences_about(address, near.detail)) for address in others)
+    said: dict[str, list[str]] = {}
+    for address in others:
+        said.setdefault(sentences_about(address, near.detail), []).append(address)
     return _text(
         f"Public already: {told.upstream}" if told.upstream else found,
-        *(f"Near it, and not the same: {address}. {why}" for address, why in said if why),
+        *(f"Near it, and not the same: {' and '.join(addresses)}. {why}" for why, addresses in said.items() if why),
     )
 
 

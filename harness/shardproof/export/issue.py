@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardproof.errors import UsageError
-from shardproof.export.body import subject, what_works
-from shardproof.export.case import FailureCase
+from shardproof.export.body import name_of, subject, what_works
+from shardproof.export.case import TRAINED, TYPED, FailureCase
 from shardproof.export.description import FailureDescription, describe_unknown
 from shardproof.export.form import Form, form_of
 from shardproof.export.newest import Newest, not_asked
@@ -106,7 +106,7 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
 def _gone(told: FailureDescription) -> str:
     """What a text begins with where its entry says that the defect is repaired: a tracker would close it at once."""
     fixed = told.finding and (told.finding.fixed or (told.cause.fixed if told.cause else ""))
-    return f"Repaired already, so not to be filed: {fixed}." if fixed else ""
+    return f"Repaired in {fixed}: not to be filed." if fixed else ""
 
 
 def _form(result: Result) -> Form:
@@ -229,12 +229,24 @@ def _promise(case: FailureCase, draft: Draft, told: FailureDescription, software
 
 
 def _compared(case: FailureCase, draft: Draft) -> str:
-    """What the script expects, in the words of its last lines."""
-    if case.focus.difference is None:
-        return f"It was expected that {what_works(case.focus.op.kind, draft.calls)} without an error."
+    """What the last lines of a script compare, and with what."""
+    focus, reference = case.focus, case.reference_op
+    what = f"The {subject(case)} is" if focus.difference else ""
+    if focus.difference is None:
+        return f"It was expected that {what_works(focus.op.kind, draft.calls)} without an error."
     if "subject" in draft.calls:
-        return "The script ends with status 0 where it observes the value that it prints as expected."
-    return f"The script ends with status 0 where this is what it prints as expected: {subject(case)}."
+        return "The script observes the value that it prints as expected."
+    if case.is_missing:
+        return f"The checkpoint holds {focus.role} of {focus.fqn}."
+    if "expected" in draft.calls or case.is_shape:
+        return f"{what} the one that the script prints as expected."
+    if focus.kind == TYPED:
+        return f"{what} {focus.expected_dtype}."
+    if focus.kind == TRAINED:
+        return f"{what} what the same steps give in one process on whole tensors."
+    if reference is None:
+        return f"{what} the one that the script prints as expected."
+    return f"{what} what it was {'before' if reference is focus.op else 'at'} the {name_of(reference.kind)}."
 
 
 def _place(place: str, version: str, torch: str) -> str:

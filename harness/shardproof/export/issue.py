@@ -326,7 +326,14 @@ def _cure(told: FailureDescription, with_it: str, directory: str) -> list[str]:
     elif told.patch:
         text += [with_it, _code(told.patch, "diff")]
         text += [f"In the repository, `git apply --directory={directory}` takes it."] * bool(directory)
+        text += ["The change is one to torch, not to this library."] * _is_torchs(told)
     return text
+
+
+def _is_torchs(told: FailureDescription) -> bool:
+    """Whether a diff changes torch, where the issue is for another library."""
+    system = told.finding.system if told.finding else ""
+    return "+++ b/torch/" in told.patch and bool(system) and not system_named(system).is_torch
 
 
 def _folded(name: str, text: str) -> str:

@@ -132,6 +132,15 @@ def test_git_can_read_the_diff_of_every_issue(tmp_path: Path) -> None:
     assert all("git apply --directory=a/b" in text for text in patches.values())
 
 
+def test_a_diff_of_torch_is_told_as_such_in_an_issue_for_another_library() -> None:
+    told = [(system, describe_known_issues(system, finding.id)) for system, finding in FINDINGS]
+    text = {(system.is_torch, one.cure): " ".join(_cure(one, "It:", "")) for system, one in told if one and one.patch}
+    foreign = {cure for (is_torch, cure), said in text.items() if "one to torch" in said and not is_torch}
+    assert "int16-gather" in foreign
+    assert not any("one to torch" in said for (is_torch, _), said in text.items() if is_torch)
+    assert not any("megatron" in cure for cure in foreign)
+
+
 def test_what_is_near_a_defect_is_told_by_the_sentences_that_name_it() -> None:
     detail = "Stage 2 differs (`x-12`). Pull request 12 guards it. Seen on 0.3.1 and 0.12."
     assert sentences_about("https://github.com/a/b/pull/12", detail) == "Pull request 12 guards it."

@@ -54,7 +54,7 @@ def _draft(case: FailureCase, build: tuple[str, ...], calls: Mapping[str, str], 
     """A draft. build: the lines that make `model` and `optimizer`, before there is an engine of them."""
     config = engine_config(case.scenario)
     config["zero_optimization"] = {k: v for k, v in config["zero_optimization"].items() if k not in UNNEEDED}
-    unneeded = ("communication_data_type", "gradient_accumulation_steps")
+    unneeded: tuple[str, ...] = ("communication_data_type", "gradient_accumulation_steps")
     if not any("optim.SGD" in line for line in build):
         unneeded += FOR_SGD
     own = {"start": "\n".join(start_lines(case)), "build": "\n".join((*build, *INITIALIZE)), **calls}

@@ -174,6 +174,7 @@ def export(
     """
     from shardproof.cli.ready import export_ready, is_cloned
     from shardproof.export.case import NoExportError
+    from shardproof.export.description import require_in_front
     from shardproof.export.job import export as write
     from shardproof.export.job import require_own
     from shardproof.export.newest import on_newest
@@ -188,6 +189,7 @@ def export(
     told = NowAndThen(None if quiet else sys.stderr)
 
     def examined(scenario: Scenario) -> Result:
+        require_in_front(scenario)
         preflight.require_machine([scenario], python)
         preflight.require_releases([scenario], python)
         with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardproof.export.body import name_of, subject
-from shardproof.export.case import FailureCase
+from shardproof.export.case import FailureCase, NoExportError
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues import cures
 from shardproof.issues.findings import TITLE_CHARACTERS, Finding, section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of, repaired_in
+from shardproof.laboratory.witness import scenario_of as scenario_of_entry
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.system import System
 from shardproof.result import Evidence, Result, describe
@@ -160,6 +161,26 @@ def describe_known_issues(system: System, known: str | None) -> FailureDescripti
         cure=cure, patch=_patch(system, cure), instead=_instead(system, cure),
         repaired=repaired_in(first.fixed or cause.fixed), finding=first, cause=cause,
     )  # fmt: skip
+
+
+def require_in_front(scenario: Scenario) -> None:
+    """Refuse the scenario of an entry that other defects hide (`behind`). A script runs on a release, where it would
+    show what stands in front. A scenario that an entry of its own has as well is that one's.
+
+    Raises:
+        NoExportError: it is such a scenario; says which defects hide it.
+    """
+    system, asked = system_named(scenario.system), replace(scenario, version="")
+    hidden, shown = (
+        {replace(scenario_of_entry(issue), version=""): issue.id for issue in known_issues_of(system, hidden=behind)}
+        for behind in (True, False)
+    )
+    if asked in hidden and asked not in shown:
+        front = " and ".join(_findings_of(system.name)[hidden[asked]].behind)
+        raise NoExportError(
+            f"no script can be written for {hidden[asked]}: on a release {front} ends the run before it shows, so that "
+            f"a script would show that; what shows it: shardproof known {hidden[asked]}"
+        )
 
 
 def _cause_of(finding: Finding) -> Finding:

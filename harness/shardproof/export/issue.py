@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardproof.diagnosis.explanation import LIKE
 from shardproof.errors import UsageError
-from shardproof.export.body import what_works
-from shardproof.export.case import FailureCase
+from shardproof.export.body import name_of, subject, what_works
+from shardproof.export.case import TRAINED, TYPED, FailureCase
 from shardproof.export.description import FailureDescription, describe_unknown
 from shardproof.export.form import Form, form_of
 from shardproof.export.newest import Newest, not_asked
 from shardproof.export.script import SCRIPT, Draft
 from shardproof.export.software import Software
 from shardproof.issues.known_issues import bound_of
+from shardproof.issues.upstream_evidence import sentences_about, thread_of
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result
 from shardproof.wording.lines import difference_lines
@@ -75,7 +75,7 @@ def render_issue(
         "emulated": _emulated(draft, case.result, told, form),
     }
     parts["newest"] = _text(passed, parts["newest"])
-    return f"# {told.heading(form.prefix)}\n\n{form.fill(parts)}\n"
+    return _text(_gone(told), f"# {told.heading(form.prefix)}", form.fill(parts)) + "\n"
 
 
 def render_draft(result: Result, told: FailureDescription | None, calls: str) -> str:
@@ -100,7 +100,13 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
         "emulated": f"Not the real thing: {', '.join(result.emulated)}." if result.emulated else "",
     }
     last = f"`shardproof export {result.id}` writes this with a script that shows it." if calls else ""
-    return _text(f"# {known.heading(form.prefix)}", form.fill(parts), last) + "\n"
+    return _text(_gone(known), f"# {known.heading(form.prefix)}", form.fill(parts), last) + "\n"
+
+
+def _gone(told: FailureDescription) -> str:
+    """What a text begins with where its entry says that the defect is repaired: a tracker would close it at once."""
+    fixed = told.finding and (told.finding.fixed or (told.cause.fixed if told.cause else ""))
+    return f"Repaired in {fixed}: not to be filed." if fixed else ""
 
 
 def _form(result: Result) -> Form:
@@ -195,50 +201,52 @@ def _regression(told: FailureDescription) -> str:
 
 def _public(told: FailureDescription) -> str:
     """The address of an upstream issue about the defect, or the day of the search that found none, and related ones
-    with what the entry says of them."""
+    with what the entry says of them. A related one of which it says nothing is left out, and so is one that is named as
+    public already, which a cause may say and its face not know."""
     if told.finding is None or told.cause is None:
         return ""
     novelties = (told.finding.novelty, told.cause.novelty)
     searched = next((novelty.searched for novelty in novelties if novelty.searched), "")
     near = next((one for one in (told.finding, told.cause) if one.novelty.related), told.finding)
     found = f"Nothing of it was found in issues and pull requests on {searched}." if searched else ""
+    public = {thread_of(address) for novelty in novelties for address in (novelty.upstream, *novelty.also)}
+    others = (address for address in near.novelty.related if thread_of(address) not in public)
+    said: dict[str, list[str]] = {}
+    for address in others:
+        said.setdefault(sentences_about(address, near.detail), []).append(address)
     return _text(
         f"Public already: {told.upstream}" if told.upstream else found,
-        *(
-            f"Near it, and not the same: {address}. {_said_of(address, near.detail)}".rstrip()
-            for address in near.novelty.related
-        ),
+        *(f"Near it, and not the same: {' and '.join(addresses)}. {why}" for why, addresses in said.items() if why),
     )
-
-
-def _said_of(address: str, detail: str) -> str:
-    """The sentences of an entry's detail that name an issue or pull request by its number."""
-    number = re.compile(rf"(?<![\d.]){address.rpartition('/')[2]}(?![\d`]|\.\d)")
-    return " ".join(sentence for sentence in re.split(r"(?<=\.) (?=[A-Z])", detail) if number.search(sentence))
-
-
-PROMISES = {
-    "build": "A new run starts with the values and settings that it was given.",
-    "save": "A save leaves what is training as it is, and writes all of it.",
-    "load": "A load restores what was saved, and nothing else.",
-    "step": "A step comes to the values that the same optimizer has on whole tensors in one process.",
-    "overflow": "A step that overflows changes nothing but the loss scale, and the next one is taken.",
-}
-"""How the kind of an operation begins → what every user expects of it, where the entry has no `expected`."""
 
 
 def _promise(case: FailureCase, draft: Draft, told: FailureDescription, software: Software) -> str:
-    """What was to happen instead, and where the library says so, if the entry knows that."""
-    kind = LIKE.get(case.focus.op.kind, case.focus.op.kind)
-    expected = next(
-        (text for name, text in PROMISES.items() if kind.startswith(name)), "The script says what it expects."
-    )
-    if case.focus.difference is None:
-        works = what_works(case.focus.op.kind, draft.calls)
-        expected = f"It was expected that {works} without an error."
+    """What was to happen instead, and where the library says so, if the entry knows that. Without an entry's own
+    sentence, what the script compares."""
     own = told.finding.promise if told.finding else ""
     said = told.finding.expected if told.finding else ""
-    return _text(said or expected, _place(own, case.result.version, software.versions.get("torch", "")))
+    return _text(said or _compared(case, draft), _place(own, case.result.version, software.versions.get("torch", "")))
+
+
+def _compared(case: FailureCase, draft: Draft) -> str:
+    """What the last lines of a script compare, and with what."""
+    focus, reference = case.focus, case.reference_op
+    what = f"The {subject(case)} is" if focus.difference else ""
+    if focus.difference is None:
+        return f"It was expected that {what_works(focus.op.kind, draft.calls)} without an error."
+    if "subject" in draft.calls:
+        return "The script observes the value that it prints as expected."
+    if case.is_missing:
+        return f"The checkpoint holds {focus.role} of {focus.fqn}."
+    if "expected" in draft.calls or case.is_shape:
+        return f"{what} the one that the script prints as expected."
+    if focus.kind == TYPED:
+        return f"{what} {focus.expected_dtype}."
+    if focus.kind == TRAINED:
+        return f"{what} what the same steps give in one process on whole tensors."
+    if reference is None:
+        return f"{what} the one that the script prints as expected."
+    return f"{what} what it was {'before' if reference is focus.op else 'at'} the {name_of(reference.kind)}."
 
 
 def _place(place: str, version: str, torch: str) -> str:
@@ -261,7 +269,8 @@ COMPILED = re.compile(r"\.(cu|cuh|cpp|cc|h)\b")
 
 
 def _emulated(draft: Draft, result: Result, told: FailureDescription, form: Form) -> str:
-    """What was not the real thing when the script ran, and why that does not matter."""
+    """What was not the real thing when the script ran. Whether that matters is said where a GPU or the entry says it,
+    or where compiled code is at fault; of Python no more than that it ran as the library has it."""
     if not draft.shims:
         return _told_first(draft, form) if result.device == "cpu" else ""
     names = " and ".join(f"`{name}`" for name in draft.shims)
@@ -279,8 +288,7 @@ def _emulated(draft: Draft, result: Result, told: FailureDescription, form: Form
     if not told.line:
         return f"{seen} No GPU has shown the failure yet."
     return (
-        f"{seen} It does not matter here, since the place where it seems to lie is Python, which ran unchanged. No GPU "
-        "has shown it yet."
+        f"{seen} The place where it seems to lie is Python, which ran as the library has it. No GPU has shown it yet."
     )
 
 
@@ -318,7 +326,14 @@ def _cure(told: FailureDescription, with_it: str, directory: str) -> list[str]:
     elif told.patch:
         text += [with_it, _code(told.patch, "diff")]
         text += [f"In the repository, `git apply --directory={directory}` takes it."] * bool(directory)
+        text += ["The change is one to torch, not to this library."] * _is_torchs(told)
     return text
+
+
+def _is_torchs(told: FailureDescription) -> bool:
+    """Whether a diff changes torch, where the issue is for another library."""
+    system = told.finding.system if told.finding else ""
+    return "+++ b/torch/" in told.patch and bool(system) and not system_named(system).is_torch
 
 
 def _folded(name: str, text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardproof.errors import UsageError
 from shardproof.export.case import RAISES, NoExportError, case_of
-from shardproof.export.description import describe_failure
+from shardproof.export.description import describe_failure, require_in_front
 from shardproof.export.issue import Written, render_issue
 from shardproof.export.newest import Newest, not_asked
 from shardproof.export.script import SCRIPT, Draft, render
@@ -98,6 +98,7 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
     if system.export is None:
         able = ", ".join(one.name for one in all_systems() if one.export_entry)
         raise NoExportError.because(result, f"{system.name} has no scripts yet; those that have: {able}")
+    require_in_front(result.scenario)
     if changes(result.scenario):
         raise NoExportError.because(
             result, "no script says how ranks with a model, options or release of their own load"

@@ -25,6 +25,7 @@ and `searched`: those of its cause hold.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import date
 
@@ -81,6 +82,22 @@ class Novelty:
         """Whether the entry counts as a finding: a published release shows the defect, and the entry records no
         doubt."""
         return self.reach in ON_A_RELEASE and not self.doubtful
+
+
+def thread_of(address: str) -> str:
+    """What names an issue or pull request, however its address ends, such as `NVIDIA/Megatron-LM#6773`; another address
+    as it is. GitHub numbers both kinds in one row, and leads from `issues/12` to `pull/12`."""
+    found = _THREAD.match(address)
+    return f"{found['repository']}#{found['number']}" if found else address
+
+
+_THREAD = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/(issues|pull)/(?P<number>\d+)")
+
+
+def sentences_about(address: str, detail: str) -> str:
+    """The sentences of an entry's detail that name an issue or pull request by its number."""
+    number = re.compile(rf"(?<![\d.]){address.rpartition('/')[2]}(?![\d`]|\.\d)")
+    return " ".join(sentence for sentence in re.split(r"(?<=\.) (?=[A-Z])", detail) if number.search(sentence))
 
 
 def novelty_of(entry: Table) -> Novelty:

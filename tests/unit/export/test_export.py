@@ -10,6 +10,7 @@ import pytest
 from shardproof.diff import Difference
 from shardproof.export import job
 from shardproof.export.case import NoExportError, case_of, path_to
+from shardproof.export.description import require_in_front
 from shardproof.export.job import Exported, written
 from shardproof.export.script import SCRIPT, without_unused
 from shardproof.export.trial import ScriptOutcome, cured_copy, run
@@ -108,6 +109,17 @@ def test_a_case_on_one_rank_has_no_other_mesh() -> None:
 )
 def test_the_release_that_repaired_a_defect(fixed: str, release: str) -> None:
     assert repaired_in(fixed) == release
+
+
+def test_what_another_defect_hides_is_refused_before_it_is_run() -> None:
+    hidden = scenario_of(system_named("megatron-core"), "fsdp-scaler")
+    with pytest.raises(NoExportError, match=r"megatron-core-fsdp-scaler: on a release megatron-core-fsdp-unscale ends"):
+        require_in_front(replace(hidden, version="0.16.1"))
+    with pytest.raises(NoExportError, match="megatron-core-fsdp-unscale"):
+        written(mismatch(hidden, 2, version="0.16.1"), "megatron-core-fsdp-unscale")
+    twice, alone = (scenario_of(system_named("megatron-core"), name) for name in ("4423-silent", "4423"))
+    assert replace(twice, version="") == replace(alone, version="")
+    require_in_front(twice)  # nothing hides the other entry that has this scenario
 
 
 @pytest.mark.parametrize("role", ["norm", "rng"])

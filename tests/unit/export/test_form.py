@@ -18,11 +18,23 @@ from shardproof.errors import UsageError
 from shardproof.export.case import FailureCase
 from shardproof.export.description import FailureDescription, describe_known_issues, describe_unknown
 from shardproof.export.form import OPTIONAL, PARTS, PLAIN, Form, FormSection, form_of
-from shardproof.export.issue import _cure, _emulated, _of_ranks, _place, _promise, _regression, _said_of, _since
+from shardproof.export.issue import (
+    _cure,
+    _emulated,
+    _gone,
+    _of_ranks,
+    _place,
+    _promise,
+    _public,
+    _regression,
+    _since,
+)
 from shardproof.export.newest import not_asked, on_newest
 from shardproof.export.script import Draft
 from shardproof.export.software import Software, software_of
-from shardproof.issues.findings import TITLE_CHARACTERS, section_of
+from shardproof.issues.findings import TITLE_CHARACTERS, Finding, section_of
+from shardproof.issues.known_issues import known_issues_of
+from shardproof.issues.upstream_evidence import sentences_about, thread_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import System
 from shardproof.result import FailedOp, Result
@@ -120,9 +132,92 @@ def test_git_can_read_the_diff_of_every_issue(tmp_path: Path) -> None:
     assert all("git apply --directory=a/b" in text for text in patches.values())
 
 
+def test_a_diff_of_torch_is_told_as_such_in_an_issue_for_another_library() -> None:
+    told = [(system, describe_known_issues(system, finding.id)) for system, finding in FINDINGS]
+    text = {(system.is_torch, one.cure): " ".join(_cure(one, "It:", "")) for system, one in told if one and one.patch}
+    foreign = {cure for (is_torch, cure), said in text.items() if "one to torch" in said and not is_torch}
+    assert "int16-gather" in foreign
+    assert not any("one to torch" in said for (is_torch, _), said in text.items() if is_torch)
+    assert not any("megatron" in cure for cure in foreign)
+
+
 def test_what_is_near_a_defect_is_told_by_the_sentences_that_name_it() -> None:
     detail = "Stage 2 differs (`x-12`). Pull request 12 guards it. Seen on 0.3.1 and 0.12."
-    assert _said_of("https://github.com/a/b/pull/12", detail) == "Pull request 12 guards it."
+    assert sentences_about("https://github.com/a/b/pull/12", detail) == "Pull request 12 guards it."
+
+
+def test_an_issue_and_a_pull_request_of_one_number_are_one_thread() -> None:
+    assert (
+        thread_of("https://github.com/a/b/issues/12") == thread_of("https://github.com/a/b/pull/12/files") == "a/b#12"
+    )
+    assert thread_of("https://github.com/a/c/pull/12") == "a/c#12"
+    assert thread_of("https://example.org/12") == "https://example.org/12"
+
+
+def test_nothing_is_public_and_near_at_once_or_near_without_a_word() -> None:
+    for system, finding in FINDINGS:
+        told = describe_known_issues(system, finding.id)
+        assert told is not None
+        text = _public(told)
+        near = [line for line in text.splitlines() if line.startswith("Near it, ")]
+        assert not any(told.upstream and thread_of(told.upstream) == thread_of(a) for a in _addresses(near)), finding.id
+        assert all(line.rpartition("/")[2].partition(". ")[2] for line in near), finding.id
+        novelty = finding.novelty
+        known = {thread_of(address) for address in (novelty.upstream, *novelty.also) if address}
+        assert not known & {thread_of(address) for address in novelty.related}, finding.id
+
+
+def _addresses(lines: list[str]) -> list[str]:
+    return [word.rstrip(".") for line in lines for word in line.split() if word.startswith("https://")]
+
+
+def test_what_can_be_sent_says_what_is_expected_and_how_each_thread_near_it_differs() -> None:
+    for _, finding in FINDINGS:
+        if finding.novelty.ready:
+            assert finding.expected, finding.id
+            bare = [a for a in finding.novelty.related if not sentences_about(a, finding.detail)]
+            assert not bare, finding.id
+
+
+def test_every_finding_that_is_ours_has_a_title_of_its_own() -> None:
+    ours = [
+        finding
+        for system, finding in FINDINGS
+        if (told := describe_known_issues(system, finding.id)) and not told.upstream
+    ]
+    assert len(ours) > 100
+    assert [finding.id for finding in ours if not finding.title] == []
+
+
+STAND_IN_ADAM = ("megatron-core", "megatron-bridge")
+"""Systems whose `gpu_on_cpu.py` has a class FusedAdam in the place of TransformerEngine's own."""
+
+
+def test_what_a_stand_in_has_done_is_not_told_as_the_library_s_own() -> None:
+    """An error that gloo raises in NCCL's place, or a defect of a class that the shim replaces: its entry says what of
+    it a GPU has."""
+    errors = {issue.id: issue.match.evidence for system in BUILT_IN for issue in known_issues_of(system)}
+    by_id = {finding.id: finding for _, finding in FINDINGS}
+
+    def needs_a_word(system: System, finding: Finding) -> bool:
+        if not system.emulated or finding.confirmed or finding.novelty.upstream:
+            return False
+        lines = (finding.library_line, by_id[finding.cause].library_line if finding.cause else "")
+        raised = [e for e in errors.get(finding.id, ()) if "distributed_c10d.py" in e and "closed by peer" not in e]
+        return bool(raised) or (system.name in STAND_IN_ADAM and any("fused_adam.py" in line for line in lines))
+
+    concerned = [finding for system, finding in FINDINGS if needs_a_word(system, finding)]
+    assert len(concerned) > 3
+    assert [finding.id for finding in concerned if not finding.emulation] == []
+
+
+def test_a_text_about_what_is_repaired_begins_with_that() -> None:
+    first = next(iter(FINDINGS))[1]
+    assert _gone(FailureDescription("A title", finding=replace(first, fixed="0.19.8"))) == (
+        "Repaired in 0.19.8: not to be filed."
+    )
+    assert _gone(FailureDescription("A title", finding=replace(first, fixed=""))) == ""
+    assert _gone(FailureDescription("A title")) == ""
 
 
 def test_releases_that_an_entry_records_are_told_and_count_as_tried() -> None:
@@ -182,7 +277,7 @@ def test_software_is_what_is_imported_required_absent_and_unsupported(tmp_path: 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("lib/a.py:3 (1.0), step", "It does not matter here"),
+        ("lib/a.py:3 (1.0), step", "Python, which ran as the library has it. No GPU has shown it yet."),
         ("lib/adam.cu (1.0), kernel", "It matters here"),
         ("", "No GPU has shown the failure yet."),
     ],

@@ -45,6 +45,9 @@ def draft_script(case: FailureCase) -> Draft:
     plan = checkpoint_plan(scenario.checkpoint)
     if case.focus.kind == HANGS and case.focus.op.kind == "load" and plan.broadcast_from_rank0 and not case.whole:
         return _draft_of_broadcast(case, plan)
+    hollow = plan.flatten and any(not names for _, names in model["groups"])
+    if case.focus.kind == RAISES and case.focus.op.kind == "load" and hollow and not case.whole:
+        return _draft_of_empty_group(case, plan)
     mesh = case.ops[-1].mesh
     cut = any(op.mesh.tp > 1 for op in case.ops)
     values = {
@@ -154,6 +157,25 @@ def _draft_of_broadcast(case: FailureCase, plan: CheckpointPlan) -> Draft:
             ]
         ),
     }
+    return _draft_without_file(case, plan, calls)
+
+
+def _draft_of_empty_group(case: FailureCase, plan: CheckpointPlan) -> Draft:
+    """A script of one layer and an optimizer with a group that has no parameter, whose flattened state dict is loaded:
+    that needs no sharding and no file."""
+    calls = {
+        "start": "",
+        "build": 'model = nn.Linear(2, 2)\ngroups = [{"params": model.parameters()}, {"params": [], "lr": 0.5}]\n'
+        "optimizer = torch.optim.AdamW(groups)",
+        "save": "state = get_optimizer_state_dict(model, optimizer, options=OPTIONS)",
+        "load": "set_optimizer_state_dict(model, optimizer, state, options=OPTIONS)",
+        "works": "the state dict is loaded",
+    }
+    return _draft_without_file(case.on_one_rank(), plan, calls)
+
+
+def _draft_without_file(case: FailureCase, plan: CheckpointPlan, calls: dict[str, str]) -> Draft:
+    """A script that loads the state dicts of its own save."""
     ops = {op.kind: op for op in reversed(case.ops) if op.kind in calls}
     shown = case.only((ops["build"], ops["save"], ops["load"]))
     values = {**_plain_values(case, cut=False), "state_options": _state_options(plan)}

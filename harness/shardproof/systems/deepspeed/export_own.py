@@ -26,8 +26,12 @@ LR, ELEMENTS = 0.125, 4
 CLEAN_STEPS = 3
 """Steps without an overflow after one with it, of which none may be skipped."""
 
-UNNEEDED = ("reduce_bucket_size", "allgather_bucket_size", "stage3_param_persistence_threshold")
+UNNEEDED = ("reduce_bucket_size", "allgather_bucket_size", "stage3_param_persistence_threshold", "sub_group_size")
 """What a scenario configures so that its tiny model is cut up, and a script of one weight does without."""
+
+FOR_SGD = ("gradient_clipping", "zero_allow_untested_optimizer")
+"""What a script with SGD configures: that nothing is clipped, since it compares what a step makes of weights, and the
+leave to use SGD. ZeRO knows AdamW, and scripts with that compare no values of a step."""
 
 SGD = f"optimizer = torch.optim.SGD(model.parameters(), lr={LR})"
 ADAMW = "optimizer = torch.optim.AdamW(model.parameters())"
@@ -40,8 +44,8 @@ def draft_own(case: FailureCase) -> Draft | None:
     if scaled is not None or case.whole:
         return scaled
     makers = (
-        _draft_resting, _draft_coalesced, _draft_round_robin, _draft_weights, _draft_groups, _draft_module_only,
-        _draft_raising,
+        _draft_resting, _draft_coalesced, _draft_round_robin, _draft_weights, _draft_groups, _draft_counters,
+        _draft_module_only, _draft_raising,
     )  # fmt: skip
     return next((made for make in makers if (made := make(case)) is not None), None)
 
@@ -50,7 +54,9 @@ def _draft(case: FailureCase, build: tuple[str, ...], calls: Mapping[str, str], 
     """A draft. build: the lines that make `model` and `optimizer`, before there is an engine of them."""
     config = engine_config(case.scenario)
     config["zero_optimization"] = {k: v for k, v in config["zero_optimization"].items() if k not in UNNEEDED}
-    unneeded = ("communication_data_type", "gradient_accumulation_steps")
+    unneeded: tuple[str, ...] = ("communication_data_type", "gradient_accumulation_steps")
+    if not any("optim.SGD" in line for line in build):
+        unneeded += FOR_SGD
     own = {"start": "\n".join(start_lines(case)), "build": "\n".join((*build, *INITIALIZE)), **calls}
     values: dict[str, Any] = {"config": {k: v for k, v in config.items() if k not in unneeded}, "elements": ELEMENTS}
     return Draft(HOME, "deepspeed_own.py.j2", own, observed, values, f"deepspeed {case.result.version}", case=case)
@@ -172,18 +178,35 @@ def _universal(case: FailureCase) -> dict[str, str]:
     }
 
 
+WITH_GROUPS = (
+    LINEAR,
+    'groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]',
+    "optimizer = torch.optim.AdamW(groups, weight_decay=0.125)",
+)
+"""The lines that make a model with two param groups, and their optimizer."""
+
+
 def _draft_groups(case: FailureCase) -> Draft | None:
     """Settings of param groups that a universal checkpoint does not give back."""
     if not case.focus.setting or case.scenario.checkpoint != "universal" or case.focus.op.kind != "load":
         return None
-    case = case.on_one_rank()
-    build = (
-        LINEAR,
-        'groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]',
-        "optimizer = torch.optim.AdamW(groups, weight_decay=0.125)",
-    )
-    told = {"subject": "weight_decay of the param groups after the load", "expected": "[0.125, 0.0]"}
-    return _draft(case, build, _universal(case) | told, '[group["weight_decay"] for group in optimizer.param_groups]')
+    calls = _universal(case := case.on_one_rank())
+    calls |= {"subject": "weight_decay of the param groups after the load", "expected": "[0.125, 0.0]"}
+    observed = '[group["weight_decay"] for group in optimizer.param_groups]'
+    return _draft(case, WITH_GROUPS, calls, observed)
+
+
+def _draft_counters(case: FailureCase) -> Draft | None:
+    """Step counters that a step after a universal load advances more than once."""
+    counted = case.focus.kind == TRAINED and case.focus.role == "step"
+    kinds = [op.kind for op in case.ops]
+    if not counted or case.scenario.checkpoint != "universal" or kinds[-3:] != ["build", "load", "step"]:
+        return None
+    calls = _universal(case := case.on_one_rank())
+    steps = float(kinds.count("step"))
+    calls |= {"subject": f"step counters after step {steps:.0f}", "expected": f"{[steps] * 2}"}
+    observed = '[float(state["step"]) for state in optimizer.optimizer.state.values()]'
+    return _draft(case, WITH_GROUPS, calls, observed)
 
 
 def _draft_module_only(case: FailureCase) -> Draft | None:

@@ -13,7 +13,7 @@ from math import isclose
 
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
-from shardproof.trainer.every_mesh import Both, Name, is_of_data
+from shardproof.trainer.every_mesh import Both, Name, is_of_data, rank_of
 from shardproof.trainer.rounding import HALF, ROUNDING, At
 
 _NUMBER = re.compile(r"(int|float) (\S+)")
@@ -35,9 +35,10 @@ def with_counted(both: Both, ways: tuple[At, At], begun: tuple[At, At], *, half:
 
 
 def _changed(ways: tuple[At, At], begun: tuple[At, At]) -> Iterator[tuple[Name, str, str]]:
-    """What changed in both, but for positions in the data, which count what each way reads at a time."""
+    """What changed in both, but for positions in the data, which count what each way reads at a time, and for what
+    every rank counts for itself."""
     for name in ways[0].keys() & ways[1].keys():
-        if name[0] != EXTRA_STATE or is_of_data(name):
+        if name[0] != EXTRA_STATE or is_of_data(name) or rank_of(name[1]) >= 0:
             continue
         mine, its = (_text(way, name) for way in ways)
         before, its_before = (_text(way, name) for way in begun)

@@ -54,7 +54,10 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
             if seen == given[rank]:
                 who = "it" if other == rank else f"rank {other}"
                 return f"{told} {who} was given in step {number} of the uninterrupted run{_so(number, step)}."
-    return f"{told} it was given in no step of the uninterrupted run: the order is another one, or the data are others."
+    return (
+        f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, such "
+        "as with other random numbers in them."
+    )
 
 
 def _so(number: int, step: int) -> str:

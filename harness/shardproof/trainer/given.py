@@ -55,8 +55,8 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
                 who = "it" if other == rank else f"rank {other}"
                 return f"{told} {who} was given in step {number} of the uninterrupted run{_so(number, step)}."
     return (
-        f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, such "
-        "as with other random numbers in them."
+        f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
+        "such as with other random numbers in them."
     )
 
 

@@ -23,7 +23,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
 1. No verdict, since shardproof itself failed: twin and reference disagree  [1 scenario]
    torch-fsdp2 unknown: twin and reference disagree
    twin and reference disagree
-   smallest: system=torch-fsdp2 seed=7
+   scenario: system=torch-fsdp2 seed=7
    replay: shardproof replay {unknown}
 
 2. Loading: state was cast to the parameter's dtype: first moments of embed.weight, bf16 instead of fp32  [2 scenarios, 1 first seen, 1 seen before]
@@ -47,14 +47,14 @@ reference    2.13.0      1            0         0      0     0        0      1  
 3. Saving raised RuntimeError: size of tensor a (3) must match b (4) <script>alert(1)</script>  [1 scenario, 1 first seen, emulated only: not seen on a GPU yet]
    {crash_signature}
    builtins.RuntimeError on rank 5: size of tensor a (3) must match b (4) <script>alert(1)</script>\x00
-   smallest: system=torch-fsdp2 mesh=1x8x1
+   scenario: system=torch-fsdp2 mesh=1x8x1
    failed at operation 3 (save)
    replay: shardproof replay {crash}
 
 4. Loading never ended  [1 scenario, 1 first seen, known issue torch-fsdp2-1]
    torch-fsdp2 hang: load: deadline: rank N did not answer for N s
    deadline on rank 3: rank 3 did not answer for 20 s
-   smallest: system=torch-fsdp2 program=unfreeze
+   scenario: system=torch-fsdp2 program=unfreeze
    failed at operation 8 (load)
    replay: shardproof replay {hang}
 

@@ -37,7 +37,7 @@ from typing import Any, TextIO
 from shardproof.errors import UsageError
 from shardproof.faults.plain_scenario import plain_scenario
 from shardproof.models import model_spec, zoo
-from shardproof.program import ARMS, expand, is_arms, meshes, operations
+from shardproof.program import ARMS, expand, is_arms, load_mesh, meshes, operations
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result, describe
 from shardproof.scenario import AXES, Mesh, Scenario
@@ -314,7 +314,12 @@ def _models(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _meshes(scenario: Scenario) -> Iterator[Scenario]:
-    """Every mesh of fewer ranks, with the load that there is and with none; then other loads from the same mesh."""
+    """What runs after a move to another mesh, on that mesh alone; every mesh of fewer ranks, with the load that there
+    is and with none; then other loads from the same mesh."""
+    words = [] if is_arms(scenario.program) else [*operations(scenario.program)]
+    if "reshard" in words and (target := load_mesh(scenario)) is not None:
+        behind = words[len(words) - words[::-1].index("reshard") :]
+        yield replace(scenario, mesh=target, load="same", program=" ".join(behind))
     world = scenario.mesh.world
     sizes = sorted((m for m in product(range(1, world + 1), repeat=3) if prod(m) <= world), key=prod)
     for size in sizes:

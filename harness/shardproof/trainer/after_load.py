@@ -165,7 +165,7 @@ def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Valu
         return ""
     told = (
         f"A trainer that has stepped before it loads is left with something of its own: {differ(found)} from a "
-        f"fresh one that loads. {data or first_in_a_step(found)}"
+        f"fresh one that loads. {data or first_in_a_step(found, 'in the fresh one')}"
     )
     added = next(filter(None, (_added(name, had, saved, after) for name in _names(found))), "")
     return f"{told} {added}" if added else told

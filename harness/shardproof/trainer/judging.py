@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -180,13 +181,22 @@ class Judging:
             return
         parted = not found and self._parted(name)
         verdict = Verdict.MISMATCH if found or parted else Verdict.PASS
-        made = mechanism(found, self.between) if found and self.between else ""
+        made = self._mechanism(found) if found and self.between else ""
         said = " ".join(filter(None, (sentence, made))) if found else ""
         disagreed = {p.key[2:] for p in self.problems}
         if parted or (found and {d.key[2:] for d in found} <= disagreed):
             said = wording.SAME_AS_AGREE
         self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
+
+    def _mechanism(self, found: list[Difference]) -> str:
+        """What an explanation says. One that raises is a mistake of ours, and takes no verdict away."""
+        try:
+            return mechanism(found, self.between) if self.between else ""
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(where.filename).name}, line {where.lineno}"
+            return f"(What explains it is not known: shardproof raised {type(error).__name__} in {place}: {error}.)"
 
     def _parted(self, name: str) -> bool:
         """Whether ranks disagree in the session of that name about what they agree on in the uninterrupted one. What is
@@ -207,7 +217,8 @@ class Judging:
         error = self.failures.get(session.name)
         if error is not None:
             told = wording.of_failure(session, error, self.trainer)
-            early = told.verdict == Verdict.CRASH.value and any(note.endswith(OF_BEFORE) for note in self.notes)
+            here = told.verdict == Verdict.CRASH.value and session.kind != arms.OTHER
+            early = here and any(note.endswith(OF_BEFORE) for note in self.notes)
             self.found.append(replace(told, sentence=f"{told.sentence}. {MADE_TOO_EARLY}") if early else told)
         return error is not None
 

@@ -68,8 +68,9 @@ def of_rates(
 
 NOT_WRITTEN = "a schedule's `load_state_dict` writes none into the optimizer, which has to load its own state too."
 BUILT_LATER = (
-    "This fits a schedule that is built after the optimizer was loaded: it sets its first rate, and its own "
-    "`load_state_dict` writes none. Build it before the optimizer is loaded."
+    "A schedule's own `load_state_dict` writes no rate into the optimizer. So this fits a schedule that is built after "
+    "the optimizer was loaded and sets its first rate, a rate that `load` sets by hand, and param groups whose "
+    "settings are not loaded."
 )
 
 

@@ -375,8 +375,12 @@ def called(role: str, name: str) -> str:
     return name if role == EXTRA_STATE or name.startswith(f"{role}.") else f"{role} of {name}"
 
 
-def first_of(found: Sequence[Difference]) -> str:
-    """A sentence about the first difference: the name of the value, the observed number and the expected one."""
+def first_of(found: Sequence[Difference], against: str = "should be") -> str:
+    """A sentence about the first difference: the name of the value, the observed number and the expected one.
+
+    Args:
+        against: what stands in front of the expected one, as `in the fresh one`, which need not be right.
+    """
     one = found[0]
     what = _value(one)
     if one.kind in ("missing", "extra"):
@@ -388,7 +392,7 @@ def first_of(found: Sequence[Difference]) -> str:
     wrong, right = _number(one.observed_first), _number(one.expected_first)
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""
-    return f"{what} is {wrong}{where}, and should be {right}{_as_a_factor(wrong, right)}."
+    return f"{what} is {wrong}{where}, and {against} {right}{_as_a_factor(wrong, right)}."
 
 
 def under_other_names(names: Mapping[str, str]) -> str:
@@ -404,10 +408,10 @@ def under_other_names(names: Mapping[str, str]) -> str:
     return f" The checkpoint has {told}{more}: look at the names that `load` looks for."
 
 
-def first_in_a_step(found: Sequence[Difference]) -> str:
+def first_in_a_step(found: Sequence[Difference], against: str = "should be") -> str:
     """As `first_of`, of what a step makes: data come first, since a step begins with them."""
     of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
-    return f"The data differ: {first_of(of_data)}" if of_data else first_of(found)
+    return f"The data differ: {first_of(of_data, against)}" if of_data else first_of(found, against)
 
 
 def _as_a_factor(wrong: str, right: str) -> str:

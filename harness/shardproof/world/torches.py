@@ -136,7 +136,8 @@ def compile_stand_ins(torch: Path) -> None:
         if symbol.library in absent:
             wanted[symbol.library].setdefault(symbol.version, set()).add(symbol.name)
         elif not symbol.version and symbol.name not in defined and _UNVERSIONED.fullmatch(symbol.name):
-            wanted[min(absent)].setdefault("", set()).add(symbol.name)  # any will do: all are loaded together
+            for each in wanted.values():  # in place of any of them a library of the environment may be loaded
+                each.setdefault("", set()).add(symbol.name)
     with tempfile.TemporaryDirectory() as scratch:
         for name, functions in wanted.items():
             _compile(name, functions, Path(scratch), torch / "lib" / name)

@@ -158,3 +158,15 @@ def test_faults_and_the_release_stay() -> None:
     start = BIG.with_axes({"faults": "stale-masters", "version": "1.0+cured:7"})
     found, _ = shrunk(lambda s: True, start)
     assert (found.result.scenario.faults, found.result.scenario.version) == (start.faults, start.version)
+
+
+def test_what_fails_behind_a_move_is_tried_on_that_mesh_alone() -> None:
+    start = Scenario().with_axes({"mesh": "1x2x1", "load": "1x1x2", "program": "reshard build"})
+    on_the_last = "1x1x2"
+
+    def fails(scenario: Scenario) -> bool:
+        words = operations(scenario.program)
+        return (scenario.load if "reshard" in words else str(scenario.mesh)) == on_the_last
+
+    found, _ = shrunk(fails, start)
+    assert settings(found.result.scenario) == {"mesh": on_the_last, "program": "build"}

@@ -25,6 +25,7 @@ from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.optimizers import Optimizer
 from shardproof.trainer.rank.pieces import Cut, Held, whole_tensor
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 
@@ -629,3 +630,19 @@ def test_a_model_on_the_cpu_is_told_where_the_cell_asks_for_a_gpu(monkeypatch: p
     assert item.name == "device"
     assert "no parameter lies on a GPU" in item.detail
     assert hidden(value=3) == []
+
+
+@pytest.mark.parametrize(("rank", "broadcasts", "kept"), [(0, True, True), (1, True, False), (1, False, True)])
+def test_buffers_that_the_first_ranks_take_the_place_of_are_its_own(
+    monkeypatch: pytest.MonkeyPatch, rank: int, *, broadcasts: bool, kept: bool
+) -> None:
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(wrapped)
+    wrapped.module = torch.nn.BatchNorm1d(2)
+    wrapped.broadcast_buffers, wrapped.modules_buffers = broadcasts, list(wrapped.module.buffers())
+    wrapped.process_group = None
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: rank)
+    modules = Modules()
+    modules.add(wrapped, "")
+    assert ("running_mean" in modules.buffers) == kept
+    assert [held.names[0] for held in modules.params]

@@ -378,7 +378,7 @@ def test_a_value_that_a_step_makes_anew_is_not_missed_right_after_a_load(folder:
     assert arms["resumed"]["verdict"] == "pass"
     told = "not compared right after the load, since no checkpoint need hold it: metrics.loss"
     assert told in arms["resumed"]["notes"]
-    assert "metrics.loss is 7, and should be 2" in arms["used"]["sentence"]
+    assert "metrics.loss is 7, and in the fresh one 2" in arms["used"]["sentence"]
 
 
 class Cached(Simulation):
@@ -609,6 +609,17 @@ def test_a_load_that_does_nothing_is_a_failure_and_no_doubt(folder: Path) -> Non
     found = simulated.judged(folder)
     assert found["verdict"] == "mismatch"
     assert next(arm for arm in found["arms"] if arm["name"] == "cold")["verdict"] == "pass"
+
+
+def test_an_explanation_that_raises_takes_no_verdict_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> str:
+        raise ValueError("nothing to join")
+
+    monkeypatch.setattr("shardproof.trainer.judging.mechanism", raises)
+    trainer = registered(folder, DATA % "run")
+    scenario = scenario_of(trainer, {"mesh": "2"}, program="arms 2 2 resumed")
+    found = failed(Simulation(scenario, only("resumed", "load", PARAM, plus)).judged(folder))
+    assert "shardproof raised ValueError in test_trainer_judge.py" in found["resumed"]
 
 
 # Two ways to compute the same

@@ -67,13 +67,15 @@ class Modules:
         sharded = _sharded_parameters(paths)
         names: dict[int, list[str]] = {}
         tensors: dict[int, torch.Tensor] = {}
+        passing = _broadcast_to_this_rank(paths)
         for path, own in paths:
             for name, found in own._parameters.items():
                 tensor = sharded.get((id(own), name), found)
                 if tensor is not None and id(tensor) not in known and (id(own), name) not in known:
                     names.setdefault(id(tensor), []).append(_joined(path, name))
                     tensors[id(tensor)] = tensor
-            self.buffers |= {_joined(path, name): b for name, b in own._buffers.items() if b is not None}
+            kept = ((name, b) for name, b in own._buffers.items() if b is not None and id(b) not in passing)
+            self.buffers |= {_joined(path, name): b for name, b in kept}
             if type(own).get_extra_state is not nn.Module.get_extra_state:
                 self.extra.append((path, own))
         for identity, tensor in tensors.items():
@@ -222,6 +224,16 @@ def _has_state(module: nn.Module) -> bool:
 def clean(name: str) -> str:
     """A name without the words of wrappers, for names that somebody else made, such as the keys of an average."""
     return ".".join(part for part in name.split(".") if part != "module" and part not in ALWAYS)
+
+
+def _broadcast_to_this_rank(paths: Paths) -> set[int]:
+    """Identities of the buffers that another rank's take the place of in the next forward, as DistributedDataParallel
+    has it with `broadcast_buffers`: between two steps each rank has its own statistics, and the first one's count."""
+    wrappers = [module for _, module in paths if isinstance(module, nn.parallel.DistributedDataParallel)]
+    return {
+        id(buffer) for one in wrappers if one.broadcast_buffers and dist.get_rank(one.process_group)
+        for buffer in one.modules_buffers
+    }  # fmt: skip
 
 
 def _paths(module: nn.Module) -> Paths:

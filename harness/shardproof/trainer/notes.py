@@ -129,7 +129,7 @@ def stays_zero(first: Value | None, last: Value) -> bool:
 
 
 def buffers_stay_zero(names: Sequence[str]) -> str:
-    """Buffers that may be there for something that never happens, such as a bias that balances experts."""
+    """A note on buffers of zeros, such as a bias that was to balance the load of experts and that no step has moved."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     many = "buffers are" if len(names) > 1 else "buffer is"
     return f"{len(names)} {many} zero and stay{'s' * (len(names) == 1)} so: {', '.join(names[:3])}{more}"

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from shardproof.errors import UsageError
-from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of, parse, without_names
 
+from tests.conformance.built_in import BUILT_IN
 from tests.unit.overlay_system import FAKE_SYSTEM
 
 GOOD = 'schema = 1\npackage = "lib"\nimports = "lib"\ntree = "lib"\nbeside = ["einops==0.8.1"]\n'
@@ -40,8 +41,8 @@ def test_the_oldest_release_that_users_run_is_asked_for_by_name() -> None:
 
 
 def test_every_system_says_which_old_release_is_still_run_and_by_whom() -> None:
-    for system in all_systems():
-        if system.under_test and system.home.startswith("shardproof."):
+    for system in BUILT_IN:
+        if system.under_test:
             assert package_of(system).oldest.users.endswith("."), system.name
 
 

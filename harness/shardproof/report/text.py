@@ -220,8 +220,7 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
         lines.append(f"   {outside}")
     if simplest.reason and simplest.verdict.is_failure:
         lines.append(f"   {first_line(simplest.reason)}")
-    several = "smallest" if len(cluster.members) > 1 else "scenario"
-    lines.append(f"   {several}: {simplest.scenario}")
+    lines.append(f"   {'smallest' if len(cluster.members) > 1 else 'scenario'}: {simplest.scenario}")
     if condition := report.condition_of(cluster):
         lines.append(f"   where: {condition.text}")
     if simplest.failed_op:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shardproof.compare.contents import Contents
 from shardproof.compare.differences import EntryDifference
 from shardproof.compare.formats import open_contents
 from shardproof.compare.misplaced import read_all
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
-from shardproof.diagnosis.arrangement import DISTINCT
+from shardproof.diagnosis.arrangement import DISTINCT, distinct
 from shardproof.diff import STRUCTURE, Difference, as_numbers
 from shardproof.errors import UsageError
 from shardproof.observe.logical import Key, Value
@@ -33,39 +35,50 @@ def differing(first: Path, second: Path) -> tuple[EntryDifference, ...]:
 
 def names_in(folder: Path) -> tuple[str, ...]:
     """The names of all tensors and plain values in a folder's checkpoint; none where nothing here reads its form."""
-    file = _file_of(folder)
     try:
-        contents = open_contents(file, _layouts(), lambda _: None, checksums=False, beside=file.is_dir())
+        with _opened(folder) as contents:
+            return tuple(contents.entries)
     except UsageError:
         return ()
-    contents.files.close()
-    return tuple(contents.entries)
 
 
 def held_under(folder: Path, values: Mapping[str, Value]) -> dict[str, str]:
-    """Name of a value → the name under which a folder's checkpoint has all of its bits, where it is another one.
+    """Name of a value → the first other name under which a folder's checkpoint has all of its bits. A value that is
+    there under its own name has none, and neither has any where nothing here reads the checkpoint.
 
     A value of one number alone, such as zeros, is not looked for, since any other may have the same.
     """
-    wanted = {name: value for name, value in values.items() if len(set(as_numbers(value).tolist())) >= DISTINCT}
-    file = _file_of(folder)
-    if not wanted or not folder.is_dir():
-        return {}
+    names: dict[Value, list[str]] = {}
+    for name, value in values.items():
+        if distinct(as_numbers(value)) >= DISTINCT:
+            names.setdefault(value, []).append(name)
+    classes = {(value.dtype, value.shape) for value in names}
+    found: dict[str, list[str]] = {}
     try:
-        contents = open_contents(file, _layouts(), lambda _: None, checksums=False, beside=file.is_dir())
+        with _opened(folder) as contents:
+            for other, tensor in contents.tensors.items():
+                if (tensor.dtype, tensor.shape) in classes and tensor.nbytes <= MOST_BYTES:
+                    held = Value(tensor.dtype, tensor.shape, read_all(tensor).tobytes())
+                    for name in names.get(held, ()):
+                        found.setdefault(name, []).append(other)
     except UsageError:
         return {}
-    found = dict[str, str]()
+    return {name: others[0] for name, others in found.items() if name not in others}
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Contents]:
+    """What a folder's checkpoint holds.
+
+    Raises:
+        UsageError: nothing here reads its form, or it is damaged.
+    """
+    file = _file_of(folder)
+    contents = open_contents(file, _layouts(), lambda _: None, checksums=False, beside=file.is_dir())
     try:
-        for name, value in wanted.items():
-            alike = (other for other, tensor in contents.tensors.items()
-                     if (tensor.dtype, tensor.shape) == (value.dtype, value.shape) and tensor.nbytes <= MOST_BYTES
-                     and read_all(tensor).tobytes() == value.data)  # fmt: skip
-            if other := next(alike, None):
-                found[name] = other
+        yield contents
     finally:
         contents.files.close()
-    return {name: other for name, other in found.items() if name != other}
 
 
 def _layouts() -> list[Layout[Any]]:

@@ -1,8 +1,8 @@
 """Which step's data a step was given, against the uninterrupted run.
 
-A run that resumes with the data of another step differs in everything that it computes. What the model was given says
-so without any help of the trainer's, by the digest of what the first module of a step got; and what `state()` names of
-a batch says so where it does.
+A run that resumes with the data of another step differs in everything that it computes. What `state()` names of a batch
+says whose data they are. So does the digest of what the first module of a step was given, of a trainer whose modules
+are watched, which is one with an axis in `alike`.
 """
 
 from __future__ import annotations

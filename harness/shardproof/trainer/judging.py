@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -181,7 +181,7 @@ class Judging:
             return
         parted = not found and self._parted(name)
         verdict = Verdict.MISMATCH if found or parted else Verdict.PASS
-        made = self._mechanism(found) if found and self.between else ""
+        made = self._mechanism(found) if found else ""
         said = " ".join(filter(None, (sentence, made))) if found else ""
         disagreed = {p.key[2:] for p in self.problems}
         if parted or (found and {d.key[2:] for d in found} <= disagreed):
@@ -253,20 +253,20 @@ class Judging:
         step = next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
         if step is None:
             return ""
-        ways = enumerate(self._given(step.index))
-        told = (other_data(given, step.iteration, self._data(self.whole, way)) for way, given in ways)
+        ways = (self._given_to_modules, self._given_by_name)
+        told = (other_data(given(step.index), step.iteration, _of_steps(self.whole, given)) for given in ways)
         return next(filter(None, told), "")
 
     def data_repeat(self, session: Session) -> str:
         """A note on data that a session is given again in the same order."""
-        return repeats(self._data(session, 0)) or repeats(self._data(session, 1))
+        ways = (self._given_to_modules, self._given_by_name)
+        return next(filter(None, (repeats(_of_steps(session, given)) for given in ways)), "")
 
-    def _data(self, session: Session, way: int) -> dict[int, Given]:
-        """Step → what a session was given, by calls of modules (0) or by values (1)."""
-        return {op.iteration: self._given(op.index)[way] for op in session.ops if op.kind == "step"}
+    def _given_to_modules(self, op: int) -> Given:
+        return by_calls(self.calls.get(op, {}))
 
-    def _given(self, op: int) -> tuple[Given, Given]:
-        return by_calls(self.calls.get(op, {})), by_values(self.at(op))
+    def _given_by_name(self, op: int) -> Given:
+        return by_values(self.at(op))
 
     def loaded(self, session: Session) -> int:
         """The operation after which a session has what it loaded; -1 where only steps are observed."""
@@ -276,6 +276,11 @@ class Judging:
     def exact(self) -> bool:
         """Whether gradients are exact, so that steps on another mesh come to the same bits."""
         return any(note == wording.PROBED for note in self.notes)
+
+
+def _of_steps(session: Session, given: Callable[[int], Given]) -> dict[int, Given]:
+    """Step → what a session was given in it. given: the same of an operation."""
+    return {op.iteration: given(op.index) for op in session.ops if op.kind == "step"}
 
 
 def _with_entry(difference: Difference, expected: At, observed: At) -> Difference:

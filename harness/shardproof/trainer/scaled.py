@@ -53,7 +53,7 @@ PER_TENSOR = 2
 def scaled(pairs: Sequence[Pair], between: Between) -> str:
     """A sentence about one factor; empty where none fits."""
     role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
-    if not role:  # buffers alone
+    if not role:  # such as buffers or second moments alone
         return ""
     decays = _decays(role, between.settings)
     of_role = [pair for pair in pairs if pair.name[0] == role]

@@ -89,16 +89,18 @@ MECHANISMS = {
 }
 """Mechanism of `shardproof.diagnosis` → what it does to training; one for every built-in rule."""
 
+_SAVE_RAISES = "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said."
+
 RAISES = {
-    "save": "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said.",
+    "save": _SAVE_RAISES,
     "load": "The checkpoint cannot be loaded, and the run cannot be resumed from it.",
     "load_model_only": "The weights cannot be loaded, and finetuning cannot begin.",
     "load_optimizer_only": "The optimizer's state cannot be loaded under other weights.",
     "load_schedule_only": "The learning-rate schedule cannot be loaded by itself.",
     "recall": "The run cannot go back to a state that it keeps in memory.",
     "save_kept": "What was kept in memory cannot be written.",
-    "begin_save": "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said.",
-    "finish_save": "The save raises, and the run ends there: whether its checkpoint is whole, nobody has said.",
+    "begin_save": _SAVE_RAISES,
+    "finish_save": _SAVE_RAISES,
     "replace_params": "The model cannot be given other weights.",
     "build": "The run ends before its first step.",
 }

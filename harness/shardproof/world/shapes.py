@@ -123,7 +123,7 @@ def end(path: Path | None) -> None:
 
 
 def read(path: Path) -> None:
-    """Remember what a rank wrote down. `marshal` makes plain values only, and runs nothing."""
+    """Remember the answers that a rank of this server wrote down; nothing of the file is executed."""
     with suppress(OSError, ValueError, EOFError, TypeError):  # of a rank that was killed while it wrote
         if path.stat().st_size <= MOST_BYTES and len(remembered) < MOST:
             remembered.update(marshal.loads(path.read_bytes()))

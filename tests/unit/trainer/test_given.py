@@ -103,6 +103,10 @@ def test_a_checkpoint_has_a_parameter_under_another_name(tmp_path: Path) -> None
     asked = {"score.weight": saved["model.score.weight"], "zero": saved["zeros"], "lost": torch.arange(1.0, 7.0)}
     values = {name: Value("fp32", (6,), tensor.numpy().tobytes()) for name, tensor in asked.items()}
     assert held_under(tmp_path, values) == {"score.weight": "model.score.weight"}
+    torch.save({**saved, "score.weight": saved["model.score.weight"]}, tmp_path / "model.pt")
+    assert held_under(tmp_path, values) == {}, "it is there under its own name, too"
+    (tmp_path / "model.pt").write_bytes((tmp_path / "model.pt").read_bytes()[:-200])
+    assert held_under(tmp_path, values) == {}, "nothing is claimed of a damaged one"
 
 
 def test_data_of_a_rank_that_two_ways_do_not_have_alike_are_told() -> None:

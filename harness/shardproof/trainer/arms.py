@@ -51,12 +51,12 @@ FIRST, SECOND, AGAIN, ANEW = 0, 1, 2, 3
 """Numbers of checkpoints: of the uninterrupted session, of its repetition, of what is saved again after a load, and of
 the folder that `used` writes and loads, and then once more."""
 
-NOTE, TOLD, TIED, CALLS, GRADIENTS, SHARED, PLAIN = NO_STATE = (
-    "note", "told", "tied", "calls", "gradients", "shared", "plain",
+NOTE, TOLD, TIED, CALLS, GIVEN, GRADIENTS, SHARED, PLAIN = NO_STATE = (
+    "note", "told", "tied", "calls", "given", "gradients", "shared", "plain",
 )  # fmt: skip
 """Roles of what ranks say beside the state, which is no state: sentences for the reader, and what the twin needs, both
-of rank 0; whether two names are one parameter; what modules came to in a step; what optimizers had of each parameter
-when they stepped; which parameters have several names; and plain numbers, of rank 0."""
+of rank 0; whether two names are one parameter; what modules came to in a step; what models were given in it; what
+optimizers had of each parameter when they stepped; which parameters have several names; and plain numbers, of rank 0."""
 
 ONE, TWO, NOT_HERE = "one", "two", "not here"
 """What a rank has under two names that must be one parameter; `not here` where it has not both of them."""

@@ -1,24 +1,35 @@
 """Which step's data a step was given, against the uninterrupted run.
 
 A run that resumes with the data of another step differs in everything that it computes. What `state()` names of a batch
-says whose data they are. So does the digest of what the first module of a step was given, of a trainer whose modules
-are watched, which is one with an axis in `alike`.
+says whose data they are, and so do digests of what its first module was given (`shardproof.trainer.rank.inputs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import json
+from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
 
 from shardproof.diff import as_numbers
 from shardproof.observe.logical import Value
+from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
+from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.calls import OfRanks
 from shardproof.trainer.every_mesh import Name, is_of_data, rank_of, without_rank
 
 Given = Mapping[int, Hashable]
 """Rank → something that is equal where the data are, of one step."""
+
+
+def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
+    """Operation → rank → a digest of what the model was given, for each call of the model."""
+    found: dict[int, dict[int, Hashable]] = {}
+    for record in records:
+        if record.role == GIVEN:
+            found.setdefault(record.op, {})[record.rank] = tuple(json.loads(record.data))
+    return found
 
 
 def by_calls(called: OfRanks) -> Given:
@@ -54,10 +65,25 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
             if seen == given[rank]:
                 who = "it" if other == rank else f"rank {other}"
                 return f"{told} {who} was given in step {number} of the uninterrupted run{_so(number, step)}."
+    if part := _in_part(given[rank], steps):
+        return f"{told.removesuffix(' what')} {part}."
     return (
         f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
         "such as with other random numbers in them."
     )
+
+
+def _in_part(given: Hashable, steps: Mapping[int, Given]) -> str:
+    """Where the uninterrupted run has what a step was given first, of one that calls its model several times; empty
+    where it has it nowhere, or the model was called once."""
+    if not isinstance(given, tuple) or len(given) < 2:
+        return ""
+    for number, ranks in sorted(steps.items()):
+        for seen in ranks.values():
+            if isinstance(seen, tuple) and given[0] in seen:
+                place = seen.index(given[0]) + 1
+                return f"first what the uninterrupted run was given in call {place} of its model in step {number}"
+    return ""
 
 
 def _so(number: int, step: int) -> str:

@@ -22,7 +22,7 @@ from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
-from shardproof.trainer.given import Given, by_calls, by_values, other_data, repeats
+from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE
@@ -43,6 +43,7 @@ class Judging:
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
+    given: operation → what the model was given in it.
     gradients: operation → what optimizers had of each parameter in it.
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     plain: operation → the plain numbers on rank 0 after it.
@@ -60,6 +61,7 @@ class Judging:
     directory: Path
     ties: Mapping[tuple[str, int], set[str]]
     calls: Mapping[int, OfRanks]
+    given: Mapping[int, Given]
     gradients: Mapping[int, OfParameters]
     shared: Mapping[int, set[Names]]
     plain: Mapping[int, Numbers]
@@ -88,7 +90,7 @@ class Judging:
                 ties.setdefault((record.fqn, record.op), set()).add(record.data.decode())
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]), ties, calls_by_op(records),
+            failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records),
         )  # fmt: skip
 
@@ -253,7 +255,7 @@ class Judging:
         step = next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
         if step is None:
             return ""
-        ways = (self._given_to_modules, self._given_by_name)
+        ways = (self._given_to_the_model, self._given_by_name)
         told = (other_data(given(step.index), step.iteration, _of_steps(self.whole, given)) for given in ways)
         return next(filter(None, told), "")
 
@@ -261,6 +263,9 @@ class Judging:
         """A note on data that a session is given again in the same order."""
         ways = (self._given_to_modules, self._given_by_name)
         return next(filter(None, (repeats(_of_steps(session, given)) for given in ways)), "")
+
+    def _given_to_the_model(self, op: int) -> Given:
+        return self.given.get(op, {})
 
     def _given_to_modules(self, op: int) -> Given:
         return by_calls(self.calls.get(op, {}))

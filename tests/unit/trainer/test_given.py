@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ from shardproof.trainer.calls import Call, Called
 from shardproof.trainer.checkpoints import held_under
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.every_mesh import of_both
-from shardproof.trainer.given import by_calls, by_values, data_apart, other_data, repeats
+from shardproof.trainer.given import by_calls, by_values, data_apart, given_by_op, other_data, repeats
 from shardproof.trainer.notes import buffers_stay_zero, stays_zero
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.plain import every_step_skipped
+from shardproof.trainer.rank.inputs import Inputs
 from shardproof.trainer.scaled import scaled
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 STEPS = {0: {0: "a", 1: "b"}, 1: {0: "c", 1: "d"}, 2: {0: "e", 1: "f"}, 3: {0: "g", 1: "h"}}
 
@@ -36,6 +40,55 @@ STEPS = {0: {0: "a", 1: "b"}, 1: {0: "c", 1: "d"}, 2: {0: "e", 1: "f"}, 3: {0: "
 def test_the_step_is_named_whose_data_they_are(given: dict[int, str], told: str) -> None:
     found = other_data(given, 2, STEPS)
     assert told in found if told else found == ""
+
+
+def test_a_microbatch_is_found_in_another_step() -> None:
+    steps = {0: {0: ("a", "b")}, 1: {0: ("c", "d")}, 2: {0: ("e", "f")}}
+    told = "rank 0 was given first what the uninterrupted run was given in call 2 of its model in step 1."
+    assert told.replace("rank 0", "the model") in other_data({0: ("d", "e")}, 2, steps)
+    assert "in no step" in other_data({0: ("x", "e")}, 2, steps)
+
+
+class Reads(nn.Module):
+    """Embeds token ids without a module, and calls modules with what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 2))
+        self.norm, self.head = nn.LayerNorm(2), nn.Linear(2, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.norm(self.table[tokens]))
+        return found
+
+
+def inputs_of(*calls: Callable[[], torch.Tensor]) -> list[str]:
+    inputs = Inputs()
+    with inputs.watched():
+        for call in calls:
+            call().sum().backward()
+    return list(given_by_op([inputs.record(3, 1)])[3][1])  # type: ignore[call-overload]
+
+
+def test_each_call_of_a_model_has_the_digest_of_its_data() -> None:
+    model, a, b = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2), torch.zeros(1, 2)
+    one, other, again = inputs_of(lambda: model(a), lambda: model(b), lambda: model(a))
+    assert one == again != other
+    assert inputs_of(lambda: checkpoint(model, a, use_reentrant=False)) == [one]
+
+
+def test_what_is_computed_from_parameters_is_no_data() -> None:
+    assert inputs_of(lambda: Reads()(torch.tensor([1, 2]))) == []
+
+
+def test_a_module_that_raises_leaves_nothing_behind() -> None:
+    inputs, model = Inputs(), nn.Sequential(nn.Linear(2, 2))
+    with inputs.watched():
+        with pytest.raises(RuntimeError):
+            model(torch.ones(3))
+        inputs.record(0, 0)
+        model(torch.ones(2))
+    assert len(inputs.given) == 1
 
 
 @pytest.mark.parametrize(

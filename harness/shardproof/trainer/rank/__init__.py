@@ -51,6 +51,7 @@ from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
+from shardproof.trainer.rank.inputs import Inputs
 from shardproof.trainer.rank.loading import values
 from shardproof.trainer.rank.plain import numbers_of
 
@@ -78,7 +79,7 @@ class Rank:
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
-        self.gradients = Gradients()
+        self.gradients, self.inputs = Gradients(), Inputs()
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
 
@@ -166,9 +167,10 @@ class Rank:
         return found
 
     def _watched(self, op: Op) -> AbstractContextManager[object]:
-        """Inside, what modules come to and optimizers have is kept, in the sessions that are held against each other
-        step by step."""
+        """Inside, what models are given is kept and, in the sessions that are held against each other step by step,
+        what modules come to and optimizers have."""
         within = ExitStack()
+        within.enter_context(self.inputs.watched())
         if op.arm.startswith((WHOLE, TWICE, ALIKE)):
             within.enter_context(self.gradients.watched())
             within.enter_context(self.calls.watched() if self.calls else nullcontext())
@@ -226,6 +228,8 @@ class Rank:
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
         if self.calls and self.calls.forward:
             yield self.calls.record(op, self.context.rank)
+        if self.inputs.given:
+            yield self.inputs.record(op, self.context.rank)
         if self.gradients.seen:
             yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
         if self.described.alike:

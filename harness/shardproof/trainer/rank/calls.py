@@ -74,15 +74,15 @@ class Calls:
             return
         calls = self.forward if torch._C._current_graph_task_id() == -1 else self.anew
         if len(calls) < MOST:
-            given = _digest_of_given(args, output)
+            given = digest_of_given(args, output)
             calls.append((self._paths[id(called)], type(called).__name__, _digest(output), _sketch(output), given))
 
 
-def _digest_of_given(given: Any, output: Any) -> str:
+def digest_of_given(given: Any, output: Any) -> str:
     """Of the bits of all tensors that a module was given; `UNREAD` without any, or where it may have written to one."""
     try:
-        places = {tensor.data_ptr() for tensor in _tensors(given)}
-        if not places or places & {tensor.data_ptr() for tensor in _tensors(output)}:
+        places = {tensor.data_ptr() for tensor in tensors_of(given)}
+        if not places or places & {tensor.data_ptr() for tensor in tensors_of(output)}:
             return UNREAD
     except Exception:  # as of `_digest`
         return UNREAD
@@ -94,7 +94,7 @@ def _digest(output: Any) -> str:
     digest = blake2b(digest_size=8)
     try:
         with torch.no_grad():
-            for tensor in _tensors(output):
+            for tensor in tensors_of(output):
                 for _, part in parts(tensor):
                     digest.update(raw(part)[2])
     except Exception:  # a tensor of a transform, or without memory: nothing is said of it, and the step goes on
@@ -108,7 +108,7 @@ def _sketch(output: Any) -> list[float]:
     found = [0.0, 0.0, 0.0]
     try:
         with torch.no_grad():
-            for tensor in _tensors(output):
+            for tensor in tensors_of(output):
                 for _, part in parts(tensor):
                     numbers = part.detach().to(torch.float64).reshape(-1)
                     weights = torch.arange(numbers.numel(), dtype=torch.float64, device=numbers.device).cos()
@@ -120,7 +120,12 @@ def _sketch(output: Any) -> list[float]:
     return [found[0], found[1] ** 0.5, found[2]]
 
 
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
+def tensors_of(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what a module was given or came to.
+
+    Raises:
+        ValueError: one of them cannot be read without a collective of somebody else's.
+    """
     if isinstance(output, torch.Tensor):
         if type(output).__name__ == "AsyncCollectiveTensor":  # which somebody else has to wait for
             raise ValueError(output)
@@ -129,7 +134,7 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
         yield output
     elif isinstance(output, dict):
         for value in output.values():
-            yield from _tensors(value)
+            yield from tensors_of(value)
     elif isinstance(output, (list, tuple)):
         for value in output:
-            yield from _tensors(value)
+            yield from tensors_of(value)

@@ -56,7 +56,7 @@ NOTE, TOLD, TIED, CALLS, GIVEN, GRADIENTS, SHARED, PLAIN = NO_STATE = (
 )  # fmt: skip
 """Roles of what ranks say beside the state, which is no state: sentences for the reader, and what the twin needs, both
 of rank 0; whether two names are one parameter; what modules came to in a step; what models were given in it; what
-optimizers had of each parameter when they stepped; which parameters have several names; and plain numbers, of rank 0."""
+optimizers had of each parameter when they stepped; which parameters have several names; plain numbers, of rank 0."""
 
 ONE, TWO, NOT_HERE = "one", "two", "not here"
 """What a rank has under two names that must be one parameter; `not here` where it has not both of them."""

@@ -1,13 +1,15 @@
-"""What DTensor works out from shapes alone, remembered from one rank to the next.
+"""What DTensor works out from shapes and from placements, remembered from one rank to the next.
 
 For every operator that a rank meets for the first time, DTensor asks torch's fake tensors which shape, strides and
-dtype its result has: half of the processor time of a rank that shards, steps and saves. A cache of DTensor's own that
-keeps the answers keeps the mesh of who asked as well, so that no other rank may have it (`shardproof.world.host`).
-The answers alone depend on the operator, on shapes, strides and dtypes of whole tensors and on plain arguments, and
-on no mesh, rank or value. They are what is remembered here: rank 0 of a job writes down what was new to it, the
-server reads it, and ranks that are forked later ask nobody.
+dtype its result has, and then chooses how the result is sharded: most of the processor time of a rank that shards,
+steps and saves. A cache of DTensor's own that keeps the answers keeps the mesh of who asked as well, so that no other
+rank may have it (`shardproof.world.host`). But what a result's shape is depends on the operator, on shapes, strides and
+dtypes of whole tensors and on plain arguments; how it is sharded depends on placements and on the size of the mesh
+besides, wherever the arguments may stay as they are; and neither depends on a rank or a value. These answers are what
+is remembered here: rank 0 of a job writes down what was new to it, the server reads it, and ranks that are forked
+later ask nobody.
 
-What a library does is not changed by it, but one function of torch is not run again. So there are *cold* ranks, which
+What a library does is not changed by it, but two functions of torch are not run again. So there are *cold* ranks, which
 ask torch for everything and compare what it says with what is remembered: those in which a failure has to come again,
 and those of a tenth of the scenarios, another tenth each day. An answer that is not the remembered one ends the rank
 with an error of ours. With `SHARDPROOF_COLD=1` in the environment nothing is remembered.
@@ -18,8 +20,9 @@ from __future__ import annotations
 import marshal
 import os
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,8 @@ MOST_BYTES = 16 << 20  # of a file of answers
 Plain = Any
 """None, a bool, an int, a str, or a tuple of such."""
 
+SHAPES, SHARDINGS = "_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached"
+"""Methods of DTensor's that answer."""
 
 ONE_IN = 10
 
@@ -74,26 +79,40 @@ def install() -> None:
     """Let DTensor look into `remembered` before torch is asked, in this process and in all that are forked from it."""
     if _state.installed or os.environ.get(COLD) or "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.distributed.tensor import DTensor, _sharding_prop
 
-    own = getattr(ShardingPropagator, "_propagate_tensor_meta_non_cached", None)
-    if own is None:  # another torch, which may be organised in another way
+    propagators = _sharding_prop.ShardingPropagator
+    if not hasattr(propagators, SHAPES):  # another torch, which may be organised in another way
         return
     _state.installed = True
+    _ask_first(propagators, SHAPES, _Shapes())
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    if _Shardings.known_of(propagator):
+        _ask_first(propagators, SHARDINGS, _Shardings(propagator))
+        # DTensor's own cache, which calls the method that it was made with
+        propagator.propagate_op_sharding = _sharding_prop.LocalLRUCache(getattr(propagator, SHARDINGS))
+
+
+def _ask_first(kind: Any, name: str, plainly: _Shapes | _Shardings) -> None:
+    """Replace a method of DTensor's by one that calls it for what is not remembered, or in a cold rank for all."""
+    own = getattr(kind, name)
 
     def asked_first(self: Any, op_schema: Any) -> Any:
         try:
-            key = _key(op_schema)
+            key = plainly.key(op_schema)
         except _UnknownError:
             return own(self, op_schema)
         if key in remembered and not _state.cold:
-            return _result(remembered[key])
+            return plainly.made(remembered[key], op_schema)
         answer = own(self, op_schema)
-        with suppress(_UnknownError):
-            _state.hear(key, _plain_result(answer))
+        try:
+            _state.hear(key, plainly.plain(answer, op_schema))
+        except _UnknownError:
+            if key in remembered:
+                _state.wrong.add(key[0])
         return answer
 
-    ShardingPropagator._propagate_tensor_meta_non_cached = asked_first  # type: ignore[method-assign]
+    setattr(kind, name, asked_first)
 
 
 def begin(*, cold: bool) -> None:
@@ -127,6 +146,156 @@ def read(path: Path) -> None:
     with suppress(OSError, ValueError, EOFError, TypeError):  # of a rank that was killed while it wrote
         if path.stat().st_size <= MOST_BYTES and len(remembered) < MOST:
             remembered.update(marshal.loads(path.read_bytes()))
+
+
+class _Shapes:
+    """Which shape, strides and dtype the result of an operator has."""
+
+    def key(self, op_schema: Any) -> Plain:
+        """The operator, shapes, strides and dtypes of its arguments, and what is around it."""
+        return _key(op_schema)
+
+    def plain(self, answer: Any, op_schema: Any) -> Plain:
+        """An answer as plain data."""
+        from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+        if answer is None:
+            return ()
+        if isinstance(answer, TensorMeta):
+            return "one", _plain_meta(answer)
+        if type(answer) in (list, tuple):
+            return type(answer).__name__, tuple(None if one is None else _plain_meta(one) for one in answer)
+        raise _UnknownError
+
+    def made(self, plain: Plain, op_schema: Any) -> Any:
+        """The answer that plain data are of."""
+        if not plain:
+            return None
+        kind, metas = plain
+        if kind == "one":
+            return _meta(metas)
+        made = (None if one is None else _meta(one) for one in metas)
+        return list(made) if kind == "list" else tuple(made)
+
+
+class _Shardings:
+    """How the result of an operator is sharded, where its arguments may stay as they are and lie on one mesh.
+
+    Then the answer depends on how the arguments are sharded and on the size of the mesh, and on no rank. What of an
+    answer depends on one, such as the shape of its part of a view, DTensor says as another form of the arguments.
+    """
+
+    TABLES = "op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules"
+    FIELDS = (
+        ("mesh", "placements", "tensor_meta", "shard_order", "use_strided_shard_as_shard_order"),
+        ("output_spec", "redistribute_schema", "needs_redistribute", "use_val_from_redistribute_schema"),
+    )
+
+    @classmethod
+    def known_of(cls, propagator: Any) -> bool:
+        """Whether torch says in all that is read and made here what it says in torch 2.13."""
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec
+        from torch.distributed.tensor._op_schema import OutputSharding
+
+        seen = tuple(tuple(each.name for each in fields(kind)) for kind in (DTensorSpec, OutputSharding))
+        return seen == cls.FIELDS and {*cls.TABLES, "propagate_op_sharding"} <= vars(propagator).keys()
+
+    def __init__(self, propagator: Any) -> None:
+        self._tables = tuple(getattr(propagator, name) for name in self.TABLES)
+        self._known = tuple(map(dict, self._tables))  # what somebody registers later is asked
+
+    def key(self, op_schema: Any) -> Plain:
+        """What the shape depends on, with the size of the mesh and the placements of the arguments."""
+        if any(table.get(op_schema.op) is not known.get(op_schema.op)
+               for table, known in zip(self._tables, self._known, strict=True)):  # fmt: skip
+            raise _UnknownError
+        mesh = self._mesh(op_schema)
+        specs = tuple(_plain_spec(spec, mesh) for spec in _specs_of(op_schema))
+        return (*_key(op_schema), tuple(mesh.shape), specs)
+
+    def plain(self, answer: Any, op_schema: Any) -> Plain:
+        """An answer as plain data."""
+        if answer.needs_redistribute or answer.redistribute_schema or answer.use_val_from_redistribute_schema:
+            raise _UnknownError
+        mesh, specs = self._mesh(op_schema), answer.output_spec
+        if specs is None:
+            plain: Plain = ()
+        elif type(specs) in (list, tuple):
+            plain = type(specs).__name__, tuple(None if one is None else _plain_spec(one, mesh) for one in specs)
+        else:
+            plain = "one", _plain_spec(specs, mesh)
+        if self.made(plain, op_schema).output_spec != specs:
+            raise _UnknownError
+        return plain
+
+    def made(self, plain: Plain, op_schema: Any) -> Any:
+        """The answer that plain data are of."""
+        from torch.distributed.tensor._op_schema import OutputSharding
+
+        if not plain:
+            return OutputSharding(None)
+        kind, specs = plain
+        mesh = self._mesh(op_schema)
+        if kind == "one":
+            return OutputSharding(_spec(specs, mesh))
+        made = (None if one is None else _spec(one, mesh) for one in specs)
+        return OutputSharding(list(made) if kind == "list" else tuple(made))
+
+    def _mesh(self, op_schema: Any) -> Any:
+        meshes = [spec.mesh for spec in _specs_of(op_schema)]
+        if not meshes or any(mesh != meshes[0] for mesh in meshes):
+            raise _UnknownError
+        return meshes[0]
+
+
+def _specs_of(op_schema: Any) -> Iterator[Any]:
+    """The arguments of an operator that are sharded, also those in lists."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    for value in (*op_schema.args_schema, *op_schema.kwargs_schema.values()):
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(one, DTensorSpec):
+                yield one
+
+
+def _plain_spec(spec: Any, mesh: Any) -> Plain:
+    """How a tensor is sharded over a mesh."""
+    if spec.mesh != mesh:
+        raise _UnknownError
+    order = tuple((entry.tensor_dim, tuple(entry.mesh_dims)) for entry in spec.shard_order or ())
+    placements = tuple(map(_plain_placement, spec.placements))
+    return placements, order, spec.use_strided_shard_as_shard_order, _plain_meta(spec.tensor_meta)
+
+
+def _plain_placement(placement: Any) -> Plain:
+    from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
+
+    if type(placement) is Replicate:
+        return ("replicate",)
+    if type(placement) is Shard:
+        return "shard", placement.dim
+    if type(placement) is _StridedShard:
+        return "strided", placement.dim, placement.split_factor
+    if type(placement) is Partial:
+        return "partial", placement.reduce_op
+    raise _UnknownError
+
+
+def _spec(plain: Plain, mesh: Any) -> Any:
+    from torch.distributed.tensor import placement_types
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+
+    placements, order, strided, meta = plain
+    kinds: dict[str, Callable[..., Any]] = {
+        "replicate": placement_types.Replicate, "shard": placement_types.Shard,
+        "strided": lambda dim, factor: placement_types._StridedShard(dim, split_factor=factor),
+        "partial": placement_types.Partial,
+    }  # fmt: skip
+    found = tuple(kinds[kind](*said) for kind, *said in placements)
+    if strided:  # where placements say the order
+        return DTensorSpec(mesh, found, _meta(meta), use_strided_shard_as_shard_order=True)
+    entries = tuple(ShardOrderEntry(*entry) for entry in order)
+    return DTensorSpec(mesh, found, _meta(meta), entries, use_strided_shard_as_shard_order=False)
 
 
 def _key(op_schema: Any) -> Plain:
@@ -170,28 +339,6 @@ def _plain_meta(meta: Any) -> Plain:
     if meta is None or any(type(size) is not int for size in (*meta.shape, *meta.stride)):  # a size may be a symbol
         raise _UnknownError
     return tuple(meta.shape), tuple(meta.stride), str(meta.dtype)
-
-
-def _plain_result(answer: Any) -> Plain:
-    from torch.distributed.tensor._dtensor_spec import TensorMeta
-
-    if answer is None:
-        return ()
-    if isinstance(answer, TensorMeta):
-        return "one", _plain_meta(answer)
-    if type(answer) in (list, tuple):
-        return type(answer).__name__, tuple(None if one is None else _plain_meta(one) for one in answer)
-    raise _UnknownError
-
-
-def _result(plain: Plain) -> Any:
-    if not plain:
-        return None
-    kind, metas = plain
-    if kind == "one":
-        return _meta(metas)
-    made = (None if one is None else _meta(one) for one in metas)
-    return list(made) if kind == "list" else tuple(made)
 
 
 def _meta(plain: Plain) -> Any:

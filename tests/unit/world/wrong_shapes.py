@@ -15,13 +15,17 @@ def _larger(answer: Any) -> Any:
     """An answer, with one row more in each tensor."""
     if not answer:
         return answer
-    kind, metas = answer
-    return kind, _row_more(metas) if kind == "one" else tuple(map(_row_more, metas))
+    kind, found = answer
+    return kind, _row_more(found) if kind == "one" else tuple(map(_row_more, found))
 
 
-def _row_more(meta: Any) -> Any:
+def _row_more(found: Any) -> Any:
+    """Of a tensor's shape, strides and dtype, or of its sharding, at whose end they stand."""
+    *sharding, meta = found if found and len(found) == 4 else (found,)
     if meta is None or not meta[0]:
-        return meta
+        return found
+    if sharding:
+        return (*sharding, _row_more(meta))
     (rows, *sizes), stride, dtype = meta
     return (rows + 1, *sizes), stride, dtype
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -187,15 +188,16 @@ def of_second_load(found: Sequence[Difference], first: Values, second: Values, s
     )
 
 
-def refusal(used: Session, error: Failure | None) -> str:
-    """That a trainer does not save into a folder which has a checkpoint, as no trainer need do; empty for any other end
-    of the session."""
-    again = [op.index for op in used.ops if op.kind == "save"][-1:]
-    if error is None or [error.op] != again or error.type in ("died", "killed", "deadline"):
+def refusal(used: Session, error: Failure | None, folder: Path) -> str:
+    """That a trainer does not save into a folder which has a checkpoint, or removes it as an old one, as any trainer
+    may; empty for any other end of the session. folder: into which it saves twice."""
+    again, loaded = ([op.index for op in used.ops if op.kind == kind][-1:] for kind in ("save", "load"))
+    removed = error is not None and [error.op] == loaded and not any(path.is_file() for path in folder.rglob("*"))
+    if error is None or ([error.op] != again and not removed) or error.type in ("died", "killed", "deadline"):
         return ""
     return (
-        "a second load in the same process was not compared, since `save` refuses a folder that has a checkpoint "
-        f"({error.type})"
+        "a second load in the same process was not compared, since `save` refuses or removes a folder that has a "
+        f"checkpoint ({error.type})"
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardproof.compare.contents import Contents
+from shardproof.compare.contents import Contents, Plain
 from shardproof.compare.differences import EntryDifference
 from shardproof.compare.formats import open_contents
 from shardproof.compare.misplaced import read_all
@@ -64,6 +64,27 @@ def held_under(folder: Path, values: Mapping[str, Value]) -> dict[str, str]:
     except UsageError:
         return {}
     return {name: others[0] for name, others in found.items() if name not in others}
+
+
+def numbers_held(folder: Path, values: Mapping[str, Value]) -> dict[str, str]:
+    """Name of a number → under which name a folder's checkpoint has it, with the value, where one name alone ends alike
+    and has that value; none where nothing here reads the checkpoint. A value is a text such as `int 2`; any other is no
+    number."""
+    numbers = {name: value.data.decode(errors="replace") for name, value in values.items() if value.dtype == "utf8"}
+    found: dict[str, str] = {}
+    try:
+        with _opened(folder) as contents:
+            plain = {name: entry.value for name, entry in contents.entries.items() if isinstance(entry, Plain)}
+    except UsageError:
+        return {}
+    for name, text in numbers.items():
+        kind, _, value = text.partition(" ")
+        last = name.rpartition(".")[2].lstrip("_")
+        alike = [other for other, held in plain.items() if other.rpartition(".")[2].lstrip("_") == last
+                 and type(held).__name__ == kind and str(held) == value]  # fmt: skip
+        if len(alike) == 1 and value:
+            found[name] = f"{alike[0]} = {value}"
+    return found
 
 
 @contextmanager

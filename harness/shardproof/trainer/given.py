@@ -28,8 +28,37 @@ def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
     found: dict[int, dict[int, Hashable]] = {}
     for record in records:
         if record.role == GIVEN:
-            found.setdefault(record.op, {})[record.rank] = tuple(json.loads(record.data))
+            found.setdefault(record.op, {})[record.rank] = tuple(digest for digest, _ in json.loads(record.data))
     return found
+
+
+def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
+    """Operation → how many rows of data the models of all ranks were given."""
+    found: dict[int, int] = {}
+    for record in records:
+        if record.role == GIVEN:
+            found[record.op] = found.get(record.op, 0) + sum(rows for _, rows in json.loads(record.data))
+    return found
+
+
+def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str, str], *, alike: bool) -> str:
+    """A sentence on how many rows of data two ways were given in a step, where it is not what it was in their first
+    step; empty where it is, or nobody knows.
+
+    Args:
+        steps: step → rows of either way. alike: whether the ways have the same mesh, so that their first steps should
+            have been given as many rows, too.
+    """
+    one, other = steps.get(step, (0, 0))
+    first = min(steps, default=step)
+    begun = steps.get(first, (0, 0)) if first < step else (1, 1) if alike else (0, 0)
+    if not (one and other and all(begun)) or one * begun[1] == other * begun[0]:
+        return ""
+    before = f", and in step {first} {begun[0]} and {begun[1]}" if first < step else ""
+    return (
+        f"The data differ: in step {step} the model was given {one} rows with {ways[0]} and {other} with {ways[1]}"
+        f"{before}: look at which samples count for which update, and at those that are left over."
+    )
 
 
 def by_calls(called: OfRanks) -> Given:

@@ -52,7 +52,7 @@ from shardproof.trainer.arms import (
     Session,
 )
 from shardproof.trainer.calls import where_they_part
-from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in
+from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
 from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
 from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
@@ -308,16 +308,19 @@ class Judge(Judging):
             found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load)
         at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
+        found, notes = self.beside_random_states(resumed, self.whole, found, self.idle)
         around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load)
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
         data = self.data_of(resumed, found)
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data)
         if at_load and around.left_alone(found):
             sentence = f"{sentence}{self._under_other_names(found)}"
-        if disagreed and not at_load:
+        elif at_load:
+            sentence = f"{sentence}{self._numbers_held(found)}"
+        if data or (disagreed and not at_load):
             self.between = None  # what a step made of them is no mechanism
         unseen = self.idle | self.seeded_anew
-        notes = [idle(unseen)] if unseen else []
+        notes += [idle(unseen)] if unseen else []
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
@@ -329,6 +332,12 @@ class Judge(Judging):
         lost = {one.key.fqn: saved[PARAMS, one.key.fqn] for one in found if (PARAMS, one.key.fqn) in saved
                 and one.key.role == PARAMS}  # fmt: skip
         return wording.under_other_names(held_under(self.directory / f"checkpoint{arms.FIRST}", lost))
+
+    def _numbers_held(self, found: list[Difference]) -> str:
+        """That the checkpoint has the right number, of one that is wrong after the load."""
+        names, saved = {(one.key.role, one.key.fqn) for one in found}, self.at(self.saved)
+        lost = {name[1]: saved[name] for name in names & saved.keys()}
+        return wording.numbers_held(numbers_held(self.directory / f"checkpoint{arms.FIRST}", lost))
 
     def _left_behind(self, resumed: Session, load: int) -> list[str]:
         """Plain numbers that the resumed run has not; none where no moment of the load or no second run was seen."""
@@ -376,7 +385,7 @@ class Judge(Judging):
         used, resumed = self.named(USED), self.named(RESUMED)
         if used is None or resumed is None or WHOLE in self.failures:
             return
-        refused = refusal(used, self.failures.get(USED))
+        refused = refusal(used, self.failures.get(USED), self.directory / f"checkpoint{arms.ANEW}")
         if not refused and self.ended(used):
             return
         if RESUMED in self.failures:
@@ -385,11 +394,12 @@ class Judge(Judging):
         right = self.at(self.loaded(resumed))
         found = self.compare(right, self.at(load), load, self._free_at_load)
         found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
+        found, notes = self.beside_random_states(used, resumed, found, self.idle)
         sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)
-        self.add(USED, found, sentence, [refused] if refused else [])
+        self.add(USED, found, sentence, [*notes, *([refused] if refused else [])])
 
     def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
         """Differences after the second load of a folder that was written again, of values which the first load

@@ -22,10 +22,10 @@ from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
-from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats
+from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
-from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE
+from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, without_effect
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
@@ -43,7 +43,7 @@ class Judging:
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
-    given: operation → what the model was given in it.
+    given: operation → what the model was given in it. rows: → how many rows that were, on all ranks.
     gradients: operation → what optimizers had of each parameter in it.
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     plain: operation → the plain numbers on rank 0 after it.
@@ -62,6 +62,7 @@ class Judging:
     ties: Mapping[tuple[str, int], set[str]]
     calls: Mapping[int, OfRanks]
     given: Mapping[int, Given]
+    rows: Mapping[int, int]
     gradients: Mapping[int, OfParameters]
     shared: Mapping[int, set[Names]]
     plain: Mapping[int, Numbers]
@@ -90,7 +91,7 @@ class Judging:
                 ties.setdefault((record.fqn, record.op), set()).add(record.data.decode())
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
-            failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records),
+            failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records), rows_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records),
         )  # fmt: skip
 
@@ -249,6 +250,26 @@ class Judging:
                     return []
                 return found
         return []
+
+    def beside_random_states(
+        self, session: Session, other: Session, found: list[Difference], leave: Iterable[tuple[str, str]]
+    ) -> tuple[list[Difference], list[str]]:
+        """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them
+        is the same, it is the note; where later steps are given other data, it is what differs then. Generators that
+        are wrong right after a load were not restored, and stay."""
+        own = {(one.key.role, one.key.fqn) for one in found}
+        steps = [op.index for op in session.ops if op.kind == "step"]
+        if not own or any(role not in OF_A_RANK for role, _ in own) or found[0].key.op not in steps[:-1]:
+            return found, []
+        every = {(key.role, key.fqn) for key in self.observed if key.role in OF_A_RANK}
+        between, looked_at = self.between, self.looked_at
+        later = self.steps_differ(session, other, {*leave, *every}, rounds=True)
+        if not later and self.looked_at > looked_at:
+            return [], [without_effect(own)]
+        if later and self.data_of(session, later):
+            return later, []
+        self.between = between
+        return found, []
 
     def data_of(self, session: Session, found: Sequence[Difference]) -> str:
         """Whether a session was given other data than the uninterrupted one in the step after which it differs."""

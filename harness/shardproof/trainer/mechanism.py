@@ -12,6 +12,7 @@ two values of everything, and some mistakes can be read off them:
     exchanged    the value of another tensor
     scaled       every gradient times one factor, in all tensors alike, in some, or in each rank's rows by one of its
                  own: what scales gradients, such as the norm that they are clipped by (`shardproof.trainer.scaled`)
+    some         the gradients of some parameters, which the order in the model tells from the others
 
 The first two are said of one value, whatever else differs. Any other counts only where it explains all tensors that
 differ, and where chance cannot: enough different elements.
@@ -35,7 +36,7 @@ from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
 from shardproof.trainer.gradients import are_frozen, why_still
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.rates import ZERO, of_rates, rates_in
-from shardproof.trainer.scaled import scaled
+from shardproof.trainer.scaled import CHANGED, in_common, scaled
 from shardproof.trainer.streams import of_streams
 
 HALVES = ("bf16", "fp16")
@@ -158,7 +159,25 @@ def _same(value: Value, numbers: npt.NDArray[np.generic]) -> bool:
     return value.data == numbers.tobytes()
 
 
+def _some(pairs: Sequence[Pair], between: Between) -> str:
+    """Some parameters have wrong gradients, and others right ones, where the order in the model tells the two apart."""
+    role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
+    wrong = {pair.name[1] for pair in pairs if pair.name[0] == role}
+    every = [name for kind, name in between.expected if kind == role]
+    right = [name for name in every if name not in wrong]
+    if between.loaded or between.step < 0 or role not in CHANGED[:2] or not right or not wrong:
+        return ""
+    told = f"{len(wrong)} of {len(every)} parameters got other gradients{in_common(sorted(wrong), right)}"
+    few = f"{', '.join(right[:3])}{', …' if len(right) > 3 else ''}"
+    if every[-len(right) :] == right:
+        return (
+            f"{told}, and {few}, last in the model, the right ones: look at the gradient that the backward hands on "
+            f"from {right[0]} to what is before it."
+        )
+    return f"{told}, and {few} the right ones: look at what the backward does to those alone."
+
+
 Rule = Callable[[Sequence[Pair], Between], str]
 
-RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, scaled)
+RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, scaled, _some)
 """From specific to general."""

@@ -32,6 +32,14 @@ def idle(keys: Iterable[tuple[str, str]]) -> str:
     return f"not compared, since nothing is drawn from them after the save, or every step seeds them anew: {names}"
 
 
+def without_effect(keys: Iterable[tuple[str, str]]) -> str:
+    """Generators that are not alike, where nothing that is compared depends on them."""
+    return (
+        f"not alike, and not compared, since all that later steps make is the same: {_few(keys)}; each `iter` of a "
+        "DataLoader draws a seed, and a model that draws random numbers, as dropout does, would get others"
+    )
+
+
 def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
     """What only one of two ways has, or has in this shape."""
     return f"not compared, since every rank has its own, or only one of the two ways has it in this shape: {_few(keys)}"

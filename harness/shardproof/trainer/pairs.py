@@ -32,6 +32,7 @@ class Between:
     * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
       came before it, after each of which the two were equal.
     * rates: by which factor the learning rates of two ways are apart; 0 where they are alike, or it is not one factor.
+    * ratio: of the two values of the axis, of two ways; 0 where they are no numbers.
     * gradients: name of a parameter → what the optimizer had of it in the observed moment's step.
     """
 
@@ -46,6 +47,7 @@ class Between:
     gradients: Mapping[str, str] = field(default_factory=dict)
     loaded: bool = False
     rates: float = 0.0
+    ratio: float = 0.0
 
     def pair(self, difference: Difference) -> Pair | None:
         """The two values of a tensor of floats that differ in their bits; None for any other difference."""

@@ -74,11 +74,19 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
     right = [name for name in every if name not in wrong]
     if right:
         which = f"in {len(wrong)} of {len(every)} tensors{in_common(wrong, right)}, and right in the others{when}"
+        if _is_ratio(factor, between.ratio):
+            return f"{told}, {which}, {OF_THE_AXIS}"
         return f"{told}, {which}: look at what scales the loss or the gradients that reach these tensors alone."
     if between.rates and abs(factor / between.rates - 1) < NEAR:
         return f"{told}, in all tensors alike{when}, as are the learning rates: {OF_RATES}"
-    look_at = OF_THE_STEP if when else _by_ranks(factor, between.ranks) or WHOLE
-    return f"{told}, in all tensors alike{when}: {look_at}"
+    look_at = (
+        OF_THE_AXIS
+        if _is_ratio(factor, between.ratio) and not when
+        else OF_THE_STEP
+        if when
+        else _by_ranks(factor, between.ranks) or WHOLE
+    )
+    return f"{told}, in all tensors alike{when}{',' if look_at is OF_THE_AXIS else ':'} {look_at}"
 
 
 def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> str:
@@ -137,8 +145,17 @@ OF_THE_STEP = (
     "look at the number that a sum of gradients is divided by, and at what this step has and those before it have not, "
     "such as fewer micro-batches at the end of an epoch; or at a norm that they are clipped by in this step alone."
 )
+OF_THE_AXIS = (
+    "which is the ratio of the axis' two values. Look at the number that the sum of gradients, or the loss, is divided "
+    "by, and at whether that is done before the backward."
+)
 OF_RATES = "look at what sets the rate of a param group, such as a schedule when it is built or stepped."
 OF_EACH = "Look at what each rank scales gradients by, such as a norm to which not all ranks have added their share."
+
+
+def _is_ratio(factor: float, ratio: float) -> bool:
+    """Whether a factor is the ratio of an axis' two values, or one by it."""
+    return ratio > 0 and min(abs(factor / ratio - 1), abs(factor * ratio - 1)) <= NEAR
 
 
 def _by_ranks(factor: float, ranks: int) -> str:

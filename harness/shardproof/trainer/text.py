@@ -31,7 +31,10 @@ def render(trainer: Described, results: Sequence[Result], place: str = "", again
     kinds: dict[object, list[Result]] = {}
     for result in bad:
         kinds.setdefault(_kind(result), []).append(result)
-    for alike in [*kinds.values()][:MOST_SHOWN]:
+    shown = sorted(
+        (sorted(each, key=_is_not_whole) for each in kinds.values()), key=lambda each: _is_not_whole(each[0])
+    )
+    for alike in shown[:MOST_SHOWN]:
         lines += ["", *_cell(alike[0]), *_more(alike[1:]), *_commands(alike[0], place, again)]
     if len(kinds) > MOST_SHOWN:
         lines += ["", f"Cells that fail in {len(kinds) - MOST_SHOWN} more ways are in the report."]
@@ -82,6 +85,11 @@ def _kind(result: Result) -> object:
     if not result.arms:
         return told(result.reason), result.known_issue
     return tuple((told(arm.name), arm.verdict, told(arm.sentence)) for arm in result.arms), result.known_issue
+
+
+def _is_not_whole(result: Result) -> bool:
+    """Whether no arm tells of a whole number as a factor, which a reader recognises sooner than 3.141."""
+    return not any(re.search(r"is \d+ times what", arm.sentence) for arm in result.arms)
 
 
 def _more(alike: Sequence[Result]) -> list[str]:

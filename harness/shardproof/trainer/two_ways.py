@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shardproof.diff import Difference
+from shardproof.observe.logical import Value
 from shardproof.observe.settings import SETTING
 from shardproof.program import Op
 from shardproof.result import ArmResult
@@ -18,7 +19,7 @@ from shardproof.trainer.cells import values_of
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
-from shardproof.trainer.given import data_apart
+from shardproof.trainer.given import data_apart, rows_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
@@ -27,6 +28,9 @@ from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_round
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often
 from shardproof.verdict import Verdict
+
+MOST_NUMBERS = 3
+"""Of numbers that two ways do not have alike, how many a sentence names."""
 
 PRESENCE = ("missing", "extra")
 """Kinds of difference of what one side alone has."""
@@ -100,20 +104,28 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
-    told = _said(judging, session, apart, (one, other), wrong, farthest, half=half, exactly=exactly) if wrong else ""
+    told = (
+        _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
+        if wrong
+        else ""
+    )
     judging.add(session.name, wrong, told, notes)
 
 
 def _said(
     judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference],
-    farthest: float, *, half: bool, exactly: bool,
+    farthest: float, settings: Collection[Name], *, half: bool, exactly: bool,
 ) -> str:  # fmt: skip
-    """What two ways differ in, and what is known of why. ops: as in `_how_often`."""
+    """What two ways differ in, and what is known of why. ops: as in `_how_often`. settings: names of plain values that
+    are not alike from the beginning."""
     rates, factor = _rates(judging, ops, names)
+    rates += _numbers(judging, ops, names, settings) if rates else ""
     if judging.between:
         own = {name: value for name, value in judging.at(ops[1]).items() if name[0] == SETTING}
         seen = judging.gradients.get(ops[1], {})
-        judging.between = replace(judging.between, against=names[0], gradients=seen, settings=own, rates=factor)
+        judging.between = replace(
+            judging.between, against=names[0], gradients=seen, settings=own, rates=factor, ratio=_ratio(names)
+        )
     one, other = (judging.calls.get(op, {}) for op in ops)
     near = 0.0 if exactly else HALF if half else ROUNDING
     parted = where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near)
@@ -121,6 +133,7 @@ def _said(
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     parts = (
         _how_often(judging, session, ops, names),
+        _rows(judging, session, ops, names),
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
@@ -130,6 +143,15 @@ def _said(
         _shared(judging, session, ops, names, wrong),
     )
     return " ".join(filter(None, parts))
+
+
+def _ratio(names: tuple[str, str]) -> float:
+    """By which factor the two values of an axis are apart, such as 4 and 1; 0 where they are no numbers."""
+    try:
+        one, other = (float(name.partition("=")[2]) for name in names)
+        return other / one
+    except (ValueError, ZeroDivisionError):
+        return 0.0
 
 
 def _is_plain(judging: Judging, op: int, difference: Difference) -> bool:
@@ -150,6 +172,38 @@ def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tu
     """Rates that are not alike before the operation, or else behind it: `rates_apart`. ops: as in `_how_often`."""
     before = rates_apart(judging.at(ops[0] - 1), judging.at(ops[1] - 1), names)
     return before if before[0] else rates_apart(judging.at(ops[0]), judging.at(ops[1]), names)
+
+
+def _numbers(judging: Judging, ops: tuple[int, int], names: tuple[str, str], settings: Collection[Name]) -> str:
+    """The first numbers of the trainer's own that are taken for settings, those of a schedule first; with a space in
+    front."""
+    one, other = (judging.at(op) for op in ops)
+    told = list[str]()
+    own = [name for name in settings if name[0] != SETTING]
+    for name in sorted(own, key=lambda name: ("sched" not in name[1], name)):
+        mine, its = (_number(way.get(name)) for way in (one, other))
+        if mine and its:
+            told.append(f"{name[1]} is {mine} with {names[0]} and {its} with {names[1]}")
+    return f" Not alike besides: {', '.join(told[:MOST_NUMBERS])}." if told else ""
+
+
+def _number(value: Value | None) -> str:
+    """A plain number as it is written; empty for anything else."""
+    kind, _, text = (
+        value.data.decode(errors="replace").partition(" ") if value and value.dtype == "utf8" else ("", "", "")
+    )
+    return text if kind in ("int", "float") else ""
+
+
+def _rows(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """That two ways were given other numbers of rows in a step, or in one before it. ops: as in `_how_often`."""
+    sessions = (session, judging.whole)
+    steps = [op.iteration for op in session.ops if op.kind == "step" and op.index <= ops[0]]
+    rows = [[judging.rows.get(judging.step(each, step), 0) for step in steps] for each in sessions]
+    given = dict(zip(steps, zip(*rows, strict=True), strict=True))
+    alike = session.ops[0].mesh == judging.whole.ops[0].mesh
+    told = (rows_apart(given, step, names, alike=alike) for step in steps)
+    return next(filter(None, told), "")
 
 
 def _older(

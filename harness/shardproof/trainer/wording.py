@@ -405,7 +405,18 @@ def under_other_names(names: Mapping[str, str]) -> str:
         return ""
     told = ", ".join(f"{name} as {other}" for name, other in sorted(names.items())[:MOST_NAMES])
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f" The checkpoint has {told}{more}: look at the names that `load` looks for."
+    look_at = "look at the names under which `save` writes, and at those that `load` looks for"
+    return f" The checkpoint has {told}{more}: {look_at}."
+
+
+def numbers_held(names: Mapping[str, str]) -> str:
+    """What a checkpoint has of numbers that are wrong after a load, as a sentence with a space in front.
+
+    Args:
+        names: name of a number → its name in the checkpoint, with the value.
+    """
+    told = ", ".join(f"{name} as {other}" for name, other in sorted(names.items())[:MOST_NAMES])
+    return f" The checkpoint has the right one, {told}: look at the name that `load` looks for." if names else ""
 
 
 def first_in_a_step(found: Sequence[Difference], against: str = "should be") -> str:

@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 import torch
 from shardproof.observe.logical import Value
+from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.calls import Call, Called
-from shardproof.trainer.checkpoints import held_under
+from shardproof.trainer.checkpoints import held_under, numbers_held
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.every_mesh import of_both
-from shardproof.trainer.given import by_calls, by_values, data_apart, given_by_op, other_data, repeats
+from shardproof.trainer.given import (
+    by_calls,
+    by_values,
+    data_apart,
+    given_by_op,
+    other_data,
+    repeats,
+    rows_apart,
+    rows_by_op,
+)
 from shardproof.trainer.notes import buffers_stay_zero, stays_zero
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.plain import every_step_skipped
@@ -75,6 +85,37 @@ def test_each_call_of_a_model_has_the_digest_of_its_data() -> None:
     one, other, again = inputs_of(lambda: model(a), lambda: model(b), lambda: model(a))
     assert one == again != other
     assert inputs_of(lambda: checkpoint(model, a, use_reentrant=False)) == [one]
+
+
+def test_rows_of_data_are_counted_over_ranks() -> None:
+    records = list[Record]()
+    for rank, rows in ((0, 2), (1, 3)):
+        inputs = Inputs()
+        with inputs.watched():
+            nn.Linear(2, 2)(torch.ones(rows, 2))
+        records.append(inputs.record(5, rank))
+    assert rows_by_op(records) == {5: 5}
+
+
+@pytest.mark.parametrize(
+    ("steps", "alike", "told"),
+    [
+        (
+            {0: (6, 6), 1: (4, 10)},
+            True,
+            "in step 1 the model was given 4 rows with a=1 and 10 with a=2, and in step 0 6",
+        ),
+        ({0: (6, 12), 1: (4, 8)}, False, ""),
+        ({0: (6, 12)}, False, ""),
+        ({0: (6, 12)}, True, "in step 0 the model was given 6 rows with a=1 and 12 with a=2: look at"),
+        ({0: (6, 6), 1: (0, 10)}, True, ""),
+    ],
+)
+def test_ways_that_are_given_other_numbers_of_rows(
+    steps: dict[int, tuple[int, int]], told: str, *, alike: bool
+) -> None:
+    found = rows_apart(steps, max(steps), ("a=1", "a=2"), alike=alike)
+    assert told in found if told else found == ""
 
 
 def test_what_is_computed_from_parameters_is_no_data() -> None:
@@ -160,6 +201,16 @@ def test_a_checkpoint_has_a_parameter_under_another_name(tmp_path: Path) -> None
     assert held_under(tmp_path, values) == {}, "it is there under its own name, too"
     (tmp_path / "model.pt").write_bytes((tmp_path / "model.pt").read_bytes()[:-200])
     assert held_under(tmp_path, values) == {}, "nothing is claimed of a damaged one"
+
+
+def test_a_checkpoint_has_a_number_under_another_name(tmp_path: Path) -> None:
+    saved = {"w": torch.arange(6.0), "amp": {"_tracker": 2, "scale": 4.0}, "other": {"scale": 4.0}}
+    torch.save(saved, tmp_path / "model.pt")
+    asked = {name: Value("utf8", (len(text),), text.encode()) for name, text in
+             {"scaler._tracker": "int 2", "scaler.scale": "float 4.0", "scaler.tracker": "int 3"}.items()}  # fmt: skip
+    assert numbers_held(tmp_path, asked) == {"scaler._tracker": "amp._tracker = 2"}, "one of `scale` is as good as two"
+    (tmp_path / "model.pt").write_bytes(b"damaged")
+    assert numbers_held(tmp_path, asked) == {}
 
 
 def test_data_of_a_rank_that_two_ways_do_not_have_alike_are_told() -> None:

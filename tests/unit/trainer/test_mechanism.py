@@ -106,6 +106,22 @@ def test_a_factor_on_some_tensors_alone() -> None:
     assert "is 8 times what it should be, in 1 of 2 tensors (a), and right in the others: look at what" in sentence
 
 
+def test_a_factor_that_is_the_ratio_of_two_ways() -> None:
+    wrong = {name: BEFORE[name] + 4 * (right - BEFORE[name]) for name, right in RIGHT.items()}
+    assert "the ratio of the axis' two values. Look at" in told(wrong, against="micro=4", ratio=0.25)
+    assert "ratio" not in told(wrong, against="micro=4", ratio=0.5)
+    some = {name: value for name, value in wrong.items() if name == "exp_avg a"} | {"exp_avg b": RIGHT["exp_avg b"]}
+    assert "(a), and right in the others, which is the ratio" in told(some, against="ep=1", ratio=4.0)
+
+
+def test_gradients_that_are_right_at_the_end_of_the_model_alone() -> None:
+    noise = np.random.default_rng(1).standard_normal((4, 6), np.float32)
+    first, last = ({**RIGHT, f"exp_avg {name}": noise} for name in ("a", "b"))
+    assert told(first, step=1).endswith("look at the gradient that the backward hands on from b to what is before it.")
+    assert told(last, step=1).endswith("and a the right ones: look at what the backward does to those alone.")
+    assert told(first) == "", "where no step is, no gradient is"
+
+
 def text(words: str) -> Value:
     return Value("utf8", (len(words),), words.encode())
 

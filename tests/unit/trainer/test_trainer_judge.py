@@ -116,6 +116,17 @@ def test_a_fault_is_seen_by_its_arm(folder: Path, fault: Fault, arm: str, senten
     assert sentence in failed(found)[arm]
 
 
+def test_a_generator_that_a_step_leaves_elsewhere_is_a_note_where_nothing_depends_on_it(folder: Path) -> None:
+    """As of a DataLoader that a resumed run makes once more, which draws a seed for itself."""
+    found = judged(folder, only("resumed", "step", RNG, plus, 2))
+    assert found["verdict"] == "pass"
+    assert "all that later steps make is the same: rng of rank0.cpu" in str(found["arms"])
+
+
+def test_a_generator_that_the_last_step_leaves_elsewhere_may_have_an_effect(folder: Path) -> None:
+    assert judged(folder, only("resumed", "step", RNG, plus, 3))["verdict"] == "mismatch"
+
+
 @pytest.mark.parametrize(
     ("tie", "verdict", "sentence"),
     [
@@ -452,7 +463,7 @@ def test_a_save_that_refuses_a_folder_with_a_checkpoint_is_no_failure(folder: Pa
     cached.notes = () if loud else (wording.LEFT_AS_IT_IS,)
     arms = {arm["name"]: arm for arm in cached.judged(folder, {"used": error} if loud else None, written=True)["arms"]}
     assert arms["used"]["verdict"] == "pass"
-    why = "refuses a folder that has a checkpoint (FileExistsError)" if loud else "leaves a folder as it is"
+    why = "refuses or removes a folder that has a checkpoint (FileExistsError)" if loud else "leaves a folder as it is"
     assert why in arms["used"]["notes"][0]
 
 

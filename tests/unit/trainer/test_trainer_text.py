@@ -37,6 +37,15 @@ def test_cells_that_fail_alike_but_for_numbers_are_told_once() -> None:
     assert lines[-1] == "mine:Mine: 3 mismatch"
 
 
+def test_of_cells_that_fail_alike_one_with_a_whole_factor_is_shown() -> None:
+    told = "every gradient is {} times what it should be: look at what scales"
+    found = [result("lr=1", Verdict.MISMATCH, told.format(3.141)), result("lr=2", Verdict.MISMATCH, told.format(4)),
+             result("lr=3", Verdict.MISMATCH, "`load` restored nothing")]  # fmt: skip
+    lines = text.render(TRAINER, found).splitlines()
+    assert f"    MISMATCH  resumed: {told.format(4)}" in lines
+    assert f"    MISMATCH  resumed: {told.format(3.141)}" not in lines
+
+
 def test_arms_that_say_no_more_than_that_ranks_disagree_are_one_line() -> None:
     arms = [ArmResult("ranks agree", "mismatch", "w is apart"),
             *(ArmResult(name, "mismatch", SAME_AS_AGREE) for name in ("resumed", "written"))]  # fmt: skip

@@ -23,10 +23,11 @@ from shardproof.trainer.rank.calls import MOST, UNREAD, digest_of_given, tensors
 
 
 class Inputs:
-    """Digests of what the first module was given, one for each call of a model since the latest record."""
+    """What the first module was given, once for each call of a model since the latest record: a digest, and how many
+    rows the first tensor has."""
 
     def __init__(self) -> None:
-        self.given: list[str] = []
+        self.given: list[tuple[str, int]] = []
         self._open = 0  # modules that are being called
         self._seen = False  # whether the call of the model has its digest
 
@@ -62,8 +63,9 @@ class Inputs:
         given = digest_of_given(args, output)
         if given != UNREAD:
             self._seen = True
-            if not any(tensor.requires_grad for tensor in tensors_of(args)):  # computed from parameters: no data
-                self.given.append(given)
+            tensors = [*tensors_of(args)]
+            if not any(tensor.requires_grad for tensor in tensors):  # computed from parameters: no data
+                self.given.append((given, tensors[0].shape[0] if tensors[0].ndim else 1))
 
 
 def _is_forward() -> bool:

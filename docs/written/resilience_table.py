@@ -78,6 +78,9 @@ of the run that nothing killed:
 | **hang**, **crash** | it does not end before its deadline, or a signal ends it |
 | unsteady | two tries in the same folder did not come to the same |
 
+A script that keeps its last checkpoints alone removes an old one in a later save than the first after the resume. Give
+it more steps, as in `--steps 2,6`: where nothing was removed in the record, the result says so.
+
 An outcome in bold makes the exit status of `shardproof resilience` 1. A symbolic link, such as `LATEST -> step_2`, is
 kept as a link in every folder, and nothing is read or written through one that leads out of the folder.
 

@@ -291,6 +291,8 @@ def _result(stack: Stack, ready: CommandTrials, planned: int) -> StackResult:
     note = f"{between} states lie between two files"
     if ready.fresh is None:
         note += "; a run that begins anew cannot be told from one that resumes, in checkpoints of this format"
+    if not any(event.kind in ("unlink", "rmdir") for event in events):
+        note += "; nothing was removed, so that a limit on old checkpoints was not tried, which more steps may reach"
     return StackResult(stack, len(events), syncs, Counts(counted.total(), 0), planned, note=note, outcomes=OUTCOMES)
 
 

@@ -63,11 +63,12 @@ def _steps(case: FailureCase) -> list[str]:
 def _load(case: FailureCase, store: Store) -> Scene:
     """A forward after a load that computes with the weights of before it."""
     case = case.until("load")
+    before = 16 * (1 - LR * sum(op.kind == "step" for op in case.ops))
     return Scene(
         case,
         ABOUT,
         ["self.block = Block()"],
-        "sum of the weights that the forward after the load computes with",
+        f"sum of the weights that the forward after the load computes with ({before} until then)",
         f"16 * {1 - LR}  # Adam's first step is one of the learning rate",
         'model(torch.zeros(1, device="cuda")).item()',
         {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(step_lines(_loss(case)))},

@@ -26,10 +26,16 @@ STATE = {
     "universal-groups-3": (4, "live", "hyperparameter", "a.bias.weight_decay"),
     "universal-module-only": (4, "live", "step", "down.bias"),
     "universal-round-robin": (2, "written", "exp_avg", "two.weight"),
+    "universal-frozen": (4, "live", "param", "tower.vision.weight"),
 }
 """Regression → number of the operation, where the difference is, role and name."""
 
-ERRORS = {"universal-first-3": (1, "KeyError"), "writer-rank": (0, "AttributeError")}
+ERRORS = {
+    "universal-first-3": (1, "KeyError"),
+    "writer-rank": (0, "AttributeError"),
+    "offload-states-frozen": (1, "RuntimeError"),
+    "universal-empty-part": (4, "IndexError"),
+}
 """Regression → number of the operation, and what it raises."""
 
 
@@ -65,4 +71,4 @@ def test_a_script_of_the_whole_scenario_is_there_where_that_of_a_few_weights_sho
 
 def test_one_rank_is_enough_but_for_what_is_dealt_out_to_several() -> None:
     several = {name for name in (*STATE, *ERRORS) if "mp.spawn" in written(failure(name), None).script}
-    assert several == {"universal-round-robin"}
+    assert several == {"universal-round-robin", "universal-empty-part"}

@@ -12,12 +12,13 @@ not known here: an export runs it, and asks again for a script of the whole scen
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardproof.export.case import KEPT, RAISES, TRAINED, WRITTEN, FailureCase
 from shardproof.export.model import TORCH_NAME
 from shardproof.export.script import Draft
-from shardproof.systems.deepspeed.accepts import COALESCED, NO_OPTIMIZER, STAGES
+from shardproof.systems.deepspeed.accepts import COALESCED, NO_OPTIMIZER, OFFLOADS, STAGES
 from shardproof.systems.deepspeed.export_engine import INITIALIZE, engine_config, start_lines
 from shardproof.systems.deepspeed.flat import ROUND_ROBIN
 
@@ -45,7 +46,7 @@ def draft_own(case: FailureCase) -> Draft | None:
         return scaled
     makers = (
         _draft_resting, _draft_coalesced, _draft_round_robin, _draft_weights, _draft_groups, _draft_counters,
-        _draft_module_only, _draft_raising,
+        _draft_module_only, _draft_frozen, _draft_offload, _draft_padding, _draft_raising,
     )  # fmt: skip
     return next((made for make in makers if (made := make(case)) is not None), None)
 
@@ -218,6 +219,61 @@ def _draft_module_only(case: FailureCase) -> Draft | None:
     told = {"subject": "steps of a new optimizer after a load of the weights alone", "expected": "0"}
     observed = 'max((int(state["step"]) for state in optimizer.optimizer.state.values()), default=0)'
     return _draft(case, (LINEAR, ADAMW), _universal(case) | told, observed)
+
+
+FROZEN = "model.bias.requires_grad_(False)"
+"""The line that leaves one parameter out of training."""
+
+
+def _draft_frozen(case: FailureCase) -> Draft | None:
+    """A frozen parameter and a buffer that a universal checkpoint does not give back. Each model that is built has
+    another value in them. Stage 3 has parameters in parts, and no script here."""
+    first = case.focus.fqn if case.focus.kind == KEPT and case.focus.role in ("param", "buffer") else ""
+    frozen = first and (case.focus.role == "buffer" or case.spec.param(first).spec.trainable == "no")
+    if not frozen or case.scenario.checkpoint != "universal" or case.focus.op.kind != "load":
+        return None
+    if STAGES[case.scenario.sharding] == 3:
+        return None
+    calls = _universal(case := case.on_one_rank())
+    value = case.ops[0].init_seed + 1.0
+    build = (
+        LINEAR,
+        FROZEN,
+        "nn.init.constant_(model.bias, $number + 1.0)",
+        'model.register_buffer("count", torch.full((2,), $number + 1.0))',
+        ADAMW,
+    )
+    calls |= {
+        "subject": "a frozen parameter and a buffer after the load",
+        "expected": f"[{value}] * {ELEMENTS}, [{value}] * 2  # those of the model that was saved",
+    }
+    return _draft(case, build, calls, "(model.module.bias.tolist(), model.module.count.tolist())")
+
+
+def _draft_offload(case: FailureCase) -> Draft | None:
+    """States that cannot be offloaded, since one parameter is frozen."""
+    if case.focus.kind != RAISES or OFFLOADS not in case.scenario.options or case.focus.op.kind != "step":
+        return None
+    if STAGES[case.scenario.sharding] != 3 or case.scenario.model != "frozen_tower":
+        return None
+    case = case.only(case.ops[:2]).on_one_rank()
+    kind = "deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum.lp_params"
+    calls = {"step": f"model.offload_states([{kind}])", "works": "`offload_states` moves the parameters"}
+    return _draft(case, (LINEAR, FROZEN, ADAMW), calls)
+
+
+def _draft_padding(case: FailureCase) -> Draft | None:
+    """A universal checkpoint that a rank cannot load, since its part of the only param group is padding: 12 elements
+    on 4 ranks are padded to 16."""
+    raises = case.focus.kind == RAISES and case.focus.op.kind == "load" and case.focus.error == "IndexError"
+    if not raises or case.scenario.checkpoint != "universal" or STAGES[case.scenario.sharding] == 3:
+        return None
+    mesh, built = case.ops[-1].mesh, case.ops[0]
+    later = tuple(op for op in case.ops[1:] if op.kind != "build")  # the engine that has saved is the one that loads
+    case = case.only(tuple(replace(op, mesh=mesh) for op in (built, *later)))
+    save = 'model.save_checkpoint(CHECKPOINT, tag="ranks")\nif dist.get_rank() == 0:\n    convert()\ndist.barrier()'
+    build = (f"model = nn.Linear({ELEMENTS}, 3, bias=False)  # 12 elements, padded to 16", ADAMW)
+    return _draft(case, build, _universal(case) | {"save": save})
 
 
 def _draft_raising(case: FailureCase) -> Draft | None:

@@ -166,6 +166,17 @@ def test_moments_of_what_no_forward_uses_are_zero_on_one_rank() -> None:
         written(mismatch(scenario, 1, fqn="used.weight", version="0.16.1"), None)
 
 
+def test_an_error_of_torchs_own_state_shows_with_one_parameter() -> None:
+    """Other errors of a load with torch's Adam may come of its state being absent, which one build would hide."""
+    scenario = CORE.with_axes({"optimizer": "adamw/impl=forloop", "program": "restart"})
+    load = next(op.index for op in expand(scenario) if op.kind == "load")
+    result = crash(scenario, load, "KeyError", "0.16.1")
+    assert result.error is not None
+    of_state = replace(result, error=replace(result.error, message="'step'"))
+    assert "model.weight = nn.Parameter" in written(of_state, None).script
+    assert "SHAPES" in written(result, None).script
+
+
 def test_a_setting_is_compared_after_a_load_alone() -> None:
     for op, where in ((3, "written"), (0, "live"), (1, "live")):
         with pytest.raises(NoExportError, match="cannot read what differs first: hyperparameter bits"):

@@ -21,6 +21,11 @@ PLAIN = ("weight_decay", "clip_grad")
 OF_RATES = ("KeyError: (None, ", "ValueError: Could not find parameter group with key (None, ")
 """How errors begin that come of another learning rate than the checkpoint's."""
 
+OF_STATE = "KeyError: 'step'"
+"""How an error begins that comes of what torch's Adam has in its state, and the fused ones have not."""
+
+FUSED = "multi_tensor"
+
 
 def draft_error_script(case: FailureCase, store: Store) -> Draft | None:
     """A script that shows the error of a load with one parameter. None if the failure needs the general template."""
@@ -30,10 +35,14 @@ def draft_error_script(case: FailureCase, store: Store) -> Draft | None:
     shown = case.focus.kind == RAISES and case.focus.op.kind == "load" and case.ops[-1].mesh.tp == 1 and not store.fsdp
     kinds = [op.kind for op in case.ops]
     stepped = "step" in kinds and "save" in kinds and kinds.index("step") < kinds.index("save")
-    fused = scenario.optimizer.impl == "multi_tensor"  # torch's own may raise since it was just built, without state
-    if case.whole or error is None or not (shown and plain and stepped and fused and len(case.parts) == 1):
+    if case.whole or error is None:
         return None
-    rates = f"{error.type}: {error.message}".startswith(OF_RATES)
+    told = f"{error.type}: {error.message}"
+    # torch's own may raise since it was just built, without state, but for an error that is of its state
+    usable = scenario.optimizer.impl == FUSED or told.startswith(OF_STATE)
+    if not (shown and plain and stepped and usable and len(case.parts) == 1):
+        return None
+    rates = told.startswith(OF_RATES)
     return drafted(_loaded(case, store, rates=rates), store)
 
 
@@ -65,5 +74,5 @@ def _loaded(case: FailureCase, store: Store, *, rates: bool) -> Scene:
             "build": "\n".join(lines),
             "step": "model.module.weight.sum().backward()\noptimizer.step()",
         },
-        fused=case.scenario.optimizer.kind != "sgd",
+        fused=case.scenario.optimizer.kind != "sgd" and case.scenario.optimizer.impl == FUSED,
     )

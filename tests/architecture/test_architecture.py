@@ -118,6 +118,9 @@ CHILD = (
     "shardproof.torch_schedules",
     "shardproof.trainer.judge",
     "shardproof.trainer.judging",
+    "shardproof.trainer.harmless",
+    "shardproof.trainer.other_mesh",
+    "shardproof.trainer.second_resume",
     "shardproof.trainer.two_ways",
     "shardproof.trainer.twin",
 )

@@ -31,7 +31,10 @@ LAYOUTS = (OVER, STEPS)
 TRACKER = "latest"
 """The file that names the newest checkpoint, where each has a folder of its own."""
 
-_DOC = {OVER: "each save over the one before", STEPS: "a folder for each save, by a process of its own; a synced file says which"}
+_DOC = {
+    OVER: "each save over the one before",
+    STEPS: "a folder for each save, by a process of its own; a synced file says which",
+}
 
 
 def all_named(names: Sequence[str], sets: Sequence[str], layout: str) -> list[Stack]:

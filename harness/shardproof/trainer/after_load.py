@@ -40,6 +40,8 @@ UNWRITTEN = (
     "that the load or what wrote the checkpoint took (`torch.empty`) and did not fill."
 )
 
+WRITTEN_LATE = "Look at a save that goes on after it has returned, and at tensors that it takes without a copy."
+
 MOST_NAMES = 3
 """So many names are in a sentence."""
 
@@ -53,7 +55,7 @@ class Loaded:
 
     * saved: what should be there. before, after: what the trainer holds right before the load and right after it.
     * earlier: what the run that saved held before the save, the latest moment first, with words for the moment.
-    * free: what may be anything right after a load.
+    * free: what may be anything right after a load. later: what the run held after each step behind the save.
     """
 
     saved: Values
@@ -61,6 +63,7 @@ class Loaded:
     after: Values
     earlier: Sequence[tuple[str, Values]] = ()
     free: Collection[Name] = field(default_factory=set)
+    later: Sequence[tuple[str, Values]] = ()
 
     def left_alone(self, found: Sequence[Difference]) -> bool:
         """Whether all of these values, or their absence, are what they were before the load."""
@@ -73,10 +76,10 @@ class Loaded:
         restored = any(self.after.get(name) == self.saved.get(name) for name in due)
         return self.left_alone(found) and not restored and any(one.key.role == "param" for one in found)
 
-    def moment_of(self, found: Sequence[Difference]) -> str:
-        """The latest moment before the save at which the run had all of these values; empty where there is none."""
+    def moment_of(self, found: Sequence[Difference], moments: Sequence[tuple[str, Values]]) -> str:
+        """The first moment at which the run had all values that differ after the load; empty without such a one."""
         return next(
-            (moment for moment, values in self.earlier
+            (moment for moment, values in moments
              if all(values.get(name) == self.after.get(name) for name in _names(found))),
             "",
         )  # fmt: skip
@@ -134,8 +137,12 @@ def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
         again = next((text for role, text in STARTS_AGAIN.items() if {one.key.role for one in found} == {role}), "")
         restored = f"`load` does not restore {_in_order(found)}; what is there is a fresh trainer's."
         return f"{again}: {restored} {first_of(found)}" if again else f"{restored} {first_of(found)}"
-    if moment := loaded.moment_of(found):
-        be = "is" if len(_names(found)) == 1 else "are"
+    be = "is" if len(_names(found)) == 1 else "are"
+    of_params = any(one.key.role == "param" for one in found)
+    if of_params and (moment := loaded.moment_of(found, loaded.later)):
+        newer = f"`load` gives a newer state: {_in_order(found)} {be} what the run had {moment}, behind the save."
+        return f"{newer} {first_of(found)} {WRITTEN_LATE}"
+    if moment := loaded.moment_of(found, loaded.earlier):
         older = f"`load` gives an older state: {_in_order(found)} {be} what the run had {moment}, before the save."
         return f"{older} {first_of(found)}"
     differs = "differs" if len(_names(found)) == 1 else "differ"

@@ -4,7 +4,8 @@
     uninterrupted      build  step 0  step 1  save  step 2  step 3
     twice              the same once more
     unsaved            build  step 0  step 1  step 2  step 3
-    resumed            build, from another seed  load  save  step 2  step 3
+    resumed            build, from another seed  load  save  step 2  save  step 3
+    second resume      build, from another seed  load, of what `resumed` saved after step 2  step 3
     used               build, from another seed  step 7  load  step 2  step 3  save  load  step 4  save  load, the last
                        four in one folder
     other mesh M       as resumed, on the mesh M, for each other mesh of the trainer's axis `mesh`, and on one rank
@@ -18,6 +19,8 @@ the moments at which it was observed:
     twice, unsaved     the same once more; the same without checkpoints
     cut                fit, until 2 with checkpoints  step 0  step 1
     resumed            fit, from another seed, until 4, from the checkpoint of `cut`  step 2  step 3
+    stopped            the same until 3 with checkpoints  step 2
+    second resume      fit, from another seed, until 4, from the checkpoint of `stopped`  step 3
 
 A program is the word `arms`; behind it may stand the numbers of steps, and which sessions there are: `arms 1 1
 resumed`. The uninterrupted session is always there. With no steps after the save, as in `arms 4 0`, there is no save,
@@ -40,16 +43,17 @@ from shardproof.trainer.cells import mesh_of, values_of
 from shardproof.trainer.described import Described
 
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
+STOPPED, SECOND_RESUME = "stopped", "second resume"
 OTHER, ALTERED = "other mesh", "altered"
-SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED, ALIKE)
+SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, STOPPED, SECOND_RESUME, USED, OTHER, ALTERED, ALIKE)
 """Names of sessions, the last three with a mesh or an axis behind them."""
 
 STEPS_ALONE = (WHOLE, TWICE, ALIKE)
 """Those that need no save."""
 
-FIRST, SECOND, AGAIN, ANEW = 0, 1, 2, 3
-"""Numbers of checkpoints: of the uninterrupted session, of its repetition, of what is saved again after a load, and of
-the folder that `used` writes and loads, and then once more."""
+FIRST, SECOND, AGAIN, ANEW, LATER = 0, 1, 2, 3, 4
+"""Numbers of checkpoints: of the uninterrupted session, of its repetition, of what is saved again after a load, of the
+folder that `used` writes and loads, and then once more, and of what a resumed run saves after its first step."""
 
 NOTE, TOLD, TIED, CALLS, GIVEN, GRADIENTS, SHARED, PLAIN = NO_STATE = (
     "note", "told", "tied", "calls", "given", "gradients", "shared", "plain",
@@ -162,10 +166,12 @@ def program_of(trainer: Described, program: str) -> tuple[int, int, frozenset[st
     if word != ARMS or not set(rest) <= kinds.keys():
         raise UsageError.of("program", program, allowed, f"{ARMS} 1 1 resumed")
     wanted = frozenset(kinds[text] for text in rest)
-    if wanted & {USED, ALTERED}:
+    if wanted & {USED, ALTERED, SECOND_RESUME}:
         wanted |= {RESUMED}  # which they are compared with
     if wanted & {RESUMED, OTHER, ALTERED} and trainer.fits:
         wanted |= {CUT}  # whose checkpoint they load
+    if SECOND_RESUME in wanted and trainer.fits:
+        wanted |= {STOPPED}
     return before, after, wanted
 
 
@@ -197,7 +203,10 @@ def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterato
         yield f"{ALIKE} {axis}", mesh, [_op("build"), *early, *late]
     if not late:
         return
-    yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), *late]
+    on = [_op("save", before + 1, checkpoint=LATER), *late[1:]] if late[1:] else []
+    yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), late[0], *on]
+    if on:
+        yield SECOND_RESUME, mesh, [_op("build", seed=2), _op("load", before + 1, checkpoint=LATER), *late[1:]]
     anew = [_op(kind, at, checkpoint=ANEW) for at in (end, end + 1) for kind in ("save", "load")]
     yield USED, mesh, [fresh, _op("step", end + 3), load, *late, *anew[:2], _op("step", end), *anew[2:]]
     for other in _other_meshes(trainer, mesh):
@@ -219,6 +228,9 @@ def _fitting(trainer: Described, mesh: str, before: int, after: int) -> Iterator
     yield CUT, mesh, [_op(FIT, before, checkpoint=AGAIN), *_steps(0, before)]
     resumed = [_op(FIT, end, 1, taken=AGAIN), *late]
     yield RESUMED, mesh, resumed
+    if late[1:]:
+        yield STOPPED, mesh, [_op(FIT, before + 1, 1, checkpoint=LATER, taken=AGAIN), late[0]]
+        yield SECOND_RESUME, mesh, [_op(FIT, end, 2, taken=LATER), *late[1:]]
     for other in _other_meshes(trainer, mesh):
         yield f"{OTHER} {other}", other, resumed
     for axis in trainer.altered:

@@ -270,7 +270,7 @@ def _savers(runs: Sequence[Run], sessions: Sequence[Session]) -> list[Run]:
             if op.kind in ("save", FIT) and op.checkpoint == number
         )  # fmt: skip
         found.append(replace(_until(session, op.index), name=f"{session.kind}_to_save", after=0))
-    return found
+    return [*_savers(found, sessions), *found] if found else []
 
 
 def _names(found: Sequence[Difference], *, whole: bool) -> dict[str, tuple[str, ...]]:

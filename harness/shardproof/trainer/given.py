@@ -95,7 +95,9 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
                 who = "it" if other == rank else f"rank {other}"
                 return f"{told} {who} was given in step {number} of the uninterrupted run{_so(number, step)}."
     if part := _in_part(given[rank], steps):
-        return f"{told.removesuffix(' what')} {part}."
+        calls, due = (len(each) if isinstance(each, tuple) else 0 for each in (given[rank], own[rank]))
+        count = f"; the model was called {calls} times in it, and {due} in that run" if calls != due else ""
+        return f"{told.removesuffix(' what')} {part}{count}."
     return (
         f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
         "such as with other random numbers in them."
@@ -105,11 +107,11 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
 def _in_part(given: Hashable, steps: Mapping[int, Given]) -> str:
     """Where the uninterrupted run has what a step was given first, of one that calls its model several times; empty
     where it has it nowhere, or the model was called once."""
-    if not isinstance(given, tuple) or len(given) < 2:
+    if not isinstance(given, tuple) or not given:
         return ""
     for number, ranks in sorted(steps.items()):
         for seen in ranks.values():
-            if isinstance(seen, tuple) and given[0] in seen:
+            if isinstance(seen, tuple) and len(seen) > 1 and given[0] in seen:
                 place = seen.index(given[0]) + 1
                 return f"first what the uninterrupted run was given in call {place} of its model in step {number}"
     return ""
@@ -121,6 +123,25 @@ def _so(number: int, step: int) -> str:
     if number < step:
         return ": these samples come once more"
     return f": the samples of step {step} are left out"
+
+
+def of_another_step(given: Given, step: int, steps: Mapping[int, Given], ways: tuple[str, str]) -> str:
+    """A sentence on a step that one of two ways was given the data of another step of the other's; empty where it was
+    given what the other way was given in that step, on whatever rank, or nobody knows.
+
+    Args:
+        given: of the second way in the step. steps: step → what the first way was given in it. ways: their names.
+    """
+    there = set(steps.get(step, {}).values())
+    for rank, own in sorted(given.items()):
+        for number, ranks in sorted(steps.items()):
+            other = next((other for other, seen in sorted(ranks.items()) if seen == own), None)
+            if there and own not in there and other is not None and number != step:
+                return (
+                    f"The data differ: in step {step} rank {rank} was given with {ways[1]} what rank {other} was given "
+                    f"in step {number} with {ways[0]}: look at the order of the samples."
+                )
+    return ""
 
 
 def repeats(steps: Mapping[int, Given]) -> str:

@@ -53,13 +53,13 @@ from shardproof.trainer.arms import (
 )
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
-from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh, of_ranks
+from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
+from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import is_wild, where_first
 from shardproof.trainer.notes import (
-    apart,
     buffers_stay_zero,
     frozen_is_stepped,
     frozen_left_out,
@@ -70,12 +70,12 @@ from shardproof.trainer.notes import (
     not_loaded,
     nothing_trains,
     nothing_trains_later,
-    of_each_rank,
-    rounding,
     stays_zero,
 )
+from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import every_step_skipped, left_behind, numbers_left_behind
-from shardproof.trainer.rounding import PARAMS, At, beyond_rounding
+from shardproof.trainer.rounding import PARAMS, At
+from shardproof.trainer.second_resume import resumed_again
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.trainer.unsteady import likely
@@ -123,13 +123,14 @@ class Judge(Judging):
         self._unsaved()
         self._cut()
         self._resumed()
+        resumed_again(self)
         self._cold()
         self._used()
         self._again()
         self._written()
         for session in self.sessions:
             if session.kind == OTHER:
-                self._other_mesh(session)
+                on_another_mesh(self, session)
             elif session.kind == ALTERED:
                 altered(self, session)
             elif session.kind == ALIKE:
@@ -304,12 +305,15 @@ class Judge(Judging):
         if resumed is None or WHOLE in self.failures or self.ended(resumed):
             return
         load, found = self.loaded(resumed), list[Difference]()
+        left, notes = harmless(self, resumed, self.whole)
         if load >= 0:
-            found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load)
+            found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load | left)
         at_load = bool(found)
-        found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
-        found, notes = self.beside_random_states(resumed, self.whole, found, self.idle)
-        around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load)
+        found = found or self.steps_differ(resumed, self.whole, self.idle | left, rounds=True)
+        found, more = beside_random_states(self, resumed, self.whole, found, self.idle | left)
+        around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load,
+                        [(f"after {wording.at(op)}", self.at(op.index)) for op in self.whole.ops
+                         if op.kind == "step" and op.index > self.saved])  # fmt: skip
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
         data = self.data_of(resumed, found)
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data)
@@ -320,7 +324,7 @@ class Judge(Judging):
         if data or (disagreed and not at_load):
             self.between = None  # what a step made of them is no mechanism
         unseen = self.idle | self.seeded_anew
-        notes += [idle(unseen)] if unseen else []
+        notes += [*more, *([idle(unseen)] if unseen else [])]
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
@@ -392,14 +396,15 @@ class Judge(Judging):
             return
         load = self.loaded(used)
         right = self.at(self.loaded(resumed))
-        found = self.compare(right, self.at(load), load, self._free_at_load)
-        found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
-        found, notes = self.beside_random_states(used, resumed, found, self.idle)
+        left, notes = harmless(self, used, resumed)
+        found = self.compare(right, self.at(load), load, self._free_at_load | left)
+        found = found or self.steps_differ(used, resumed, self.idle | left, rounds=True)
+        found, more = beside_random_states(self, used, resumed, found, self.idle | left)
         sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)
-        self.add(USED, found, sentence, [*notes, *([refused] if refused else [])])
+        self.add(USED, found, sentence, [*notes, *more, *([refused] if refused else [])])
 
     def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
         """Differences after the second load of a folder that was written again, of values which the first load
@@ -449,32 +454,6 @@ class Judge(Judging):
         absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
         notes += [frozen_left_out(absent)] if absent else []
         self.add("written", held.differences(at), wording.of_written(held), notes)
-
-    def _other_mesh(self, session: Session) -> None:
-        if WHOLE in self.failures or self.ended(session):
-            return
-        load = self.loaded(session)
-        if load < 0 and not self.exact:
-            self.not_compared(session.name, wording.FIT_ELSEWHERE)
-            return
-        pairs = [(self.saved, load)] if load >= 0 else []
-        pairs += self.in_turn(session, self.whole) if self.exact else ()
-        found, left_out, farthest = list[Difference](), set[tuple[str, str]](), 0.0
-        start = of_every_mesh(self.at(self.saved))[0] if load >= 0 else {}
-        for there, here in pairs:
-            (expected, own), (observed, own_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
-            left_out |= own | own_too
-            if found := self.compare(expected, observed, here, own | own_too | self.transient):
-                wrong, share = beyond_rounding(found, start, expected, observed)
-                found, farthest = (found if here == load or self.element_by_element else wrong), max(farthest, share)
-            if found:
-                break
-        notes = [*([] if self.exact else [wording.INEXACT]), *([apart(left_out)] if left_out else [])]
-        owned = of_ranks(self.at(load if load >= 0 else session.ops[-1].index))
-        notes += [of_each_rank(owned)] if owned else []
-        notes += [rounding(farthest)] if farthest and not found else []
-        at_load = any(difference.key.op == load for difference in found)
-        self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
 
 
 def not_frozen(name: str, op: int) -> Difference:

@@ -25,7 +25,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
 from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
-from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, without_effect
+from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
@@ -250,26 +250,6 @@ class Judging:
                     return []
                 return found
         return []
-
-    def beside_random_states(
-        self, session: Session, other: Session, found: list[Difference], leave: Iterable[tuple[str, str]]
-    ) -> tuple[list[Difference], list[str]]:
-        """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them
-        is the same, it is the note; where later steps are given other data, it is what differs then. Generators that
-        are wrong right after a load were not restored, and stay."""
-        own = {(one.key.role, one.key.fqn) for one in found}
-        steps = [op.index for op in session.ops if op.kind == "step"]
-        if not own or any(role not in OF_A_RANK for role, _ in own) or found[0].key.op not in steps[:-1]:
-            return found, []
-        every = {(key.role, key.fqn) for key in self.observed if key.role in OF_A_RANK}
-        between, looked_at = self.between, self.looked_at
-        later = self.steps_differ(session, other, {*leave, *every}, rounds=True)
-        if not later and self.looked_at > looked_at:
-            return [], [without_effect(own)]
-        if later and self.data_of(session, later):
-            return later, []
-        self.between = between
-        return found, []
 
     def data_of(self, session: Session, found: Sequence[Difference]) -> str:
         """Whether a session was given other data than the uninterrupted one in the step after which it differs."""

@@ -12,6 +12,7 @@ two values of everything, and some mistakes can be read off them:
     exchanged    the value of another tensor
     scaled       every gradient times one factor, in all tensors alike, in some, or in each rank's rows by one of its
                  own: what scales gradients, such as the norm that they are clipped by (`shardproof.trainer.scaled`)
+    moved        the same elements some places further, as of a flat buffer that was cut at other places
     some         the gradients of some parameters, which the order in the model tells from the others
 
 The first two are said of one value, whatever else differs. Any other counts only where it explains all tensors that
@@ -24,6 +25,7 @@ differ, and where chance cannot: enough different elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -159,6 +161,48 @@ def _same(value: Value, numbers: npt.NDArray[np.generic]) -> bool:
     return value.data == numbers.tobytes()
 
 
+def _moved(pairs: Sequence[Pair], between: Between) -> str:
+    """All tensors of a role as one vector, in the model's order, and its elements a few places further, as of a flat
+    buffer that was cut into pieces at other places than it was written in."""
+    told = set[tuple[str, int]]()
+    for role in dict.fromkeys(pair.name[0] for pair in pairs):
+        names = [name for name in between.expected if name[0] == role and name in between.observed]
+        values = [(between.expected[name], between.observed[name]) for name in names]
+        if any((one.dtype, one.shape) != (other.dtype, other.shape) for one, other in values):
+            return ""
+        wanted, got = (
+            np.concatenate([as_bits(value).reshape(-1) for value in each]) for each in zip(*values, strict=True)
+        )
+        wrong = np.flatnonzero(wanted != got)
+        by = next((by for by in MOVES if _is_moved(wanted, got, wrong, by)), 0)
+        told.add((role, by))
+    moves = {by for _, by in told}
+    if len(moves) != 1 or 0 in moves:
+        return ""
+    by = moves.pop()
+    where = "further on" if by > 0 else "further to the front"
+    places = f"{abs(by)} place{'s' if abs(by) > 1 else ''}"
+    return (
+        f"The elements are the right ones, {places} {where}, if the tensors are taken as one vector in the model's "
+        "order: look at where a flat buffer is cut into pieces, and at how each piece is padded."
+    )
+
+
+MOVES = [by for size in range(1, 9) for by in (size, -size)]
+"""By how many places elements are looked for elsewhere."""
+
+MOST_OF = 0.8
+"""The share of the wrong elements that a move has to explain: at the ends of pieces others stand."""
+
+
+def _is_moved(wanted: npt.NDArray[Any], got: npt.NDArray[Any], wrong: npt.NDArray[Any], by: int) -> bool:
+    """Whether most of the wrong elements are those that should stand so many places before."""
+    inside = wrong[(wrong - by >= 0) & (wrong - by < len(wanted))]
+    if len(inside) < DISTINCT or len(np.unique(got[inside])) < DISTINCT:
+        return False
+    return float((got[inside] == wanted[inside - by]).sum()) >= MOST_OF * len(wrong)
+
+
 def _some(pairs: Sequence[Pair], between: Between) -> str:
     """Some parameters have wrong gradients, and others right ones, where the order in the model tells the two apart."""
     role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
@@ -179,5 +223,5 @@ def _some(pairs: Sequence[Pair], between: Between) -> str:
 
 Rule = Callable[[Sequence[Pair], Between], str]
 
-RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, scaled, _some)
+RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, scaled, _moved, _some)
 """From specific to general."""

@@ -33,11 +33,28 @@ def idle(keys: Iterable[tuple[str, str]]) -> str:
 
 
 def without_effect(keys: Iterable[tuple[str, str]]) -> str:
-    """Generators that are not alike, where nothing that is compared depends on them."""
+    """Random states that differ between two runs, while all compared values of later steps are equal."""
     return (
         f"not alike, and not compared, since all that later steps make is the same: {_few(keys)}; each `iter` of a "
         "DataLoader draws a seed, and a model that draws random numbers, as dropout does, would get others"
     )
+
+
+def of_loaders(keys: Iterable[tuple[str, str]]) -> str:
+    """Parts of a loader that one run has and the other has not."""
+    return (
+        f"not compared, since the model is given the same in every step: {_few(keys)}, which one of the runs has alone"
+    )
+
+
+def of_one_mesh(keys: Iterable[tuple[str, str]]) -> str:
+    """Parts of a loader that one mesh has and the other has not."""
+    return f"not compared, since one of the two meshes has it alone: {_few(keys)}"
+
+
+def counted_steps(keys: Iterable[tuple[str, str]]) -> str:
+    """Counts of a schedule's calls that differ where its rates and its place do not."""
+    return f"not compared, since torch warns by it and does nothing else, and the schedule is the same: {_few(keys)}"
 
 
 def of_one_way(keys: Iterable[tuple[str, str]]) -> str:

@@ -19,7 +19,7 @@ from shardproof.trainer.cells import values_of
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
-from shardproof.trainer.given import data_apart, rows_apart
+from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
@@ -133,7 +133,7 @@ def _said(
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     parts = (
         _how_often(judging, session, ops, names),
-        _rows(judging, session, ops, names),
+        _rows(judging, session, ops, names) or _order(judging, session, ops, names),
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
@@ -204,6 +204,15 @@ def _rows(judging: Judging, session: Session, ops: tuple[int, int], names: tuple
     alike = session.ops[0].mesh == judging.whole.ops[0].mesh
     told = (rows_apart(given, step, names, alike=alike) for step in steps)
     return next(filter(None, told), "")
+
+
+def _order(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """That a way was given the data of another step of the other's. ops: as in `_how_often`."""
+    steps = [op.iteration for op in session.ops if op.kind == "step"]
+    first = {step: judging.given.get(judging.step(session, step), {}) for step in steps}
+    done = [step for step in steps if judging.step(session, step) <= ops[0]]
+    own = ((judging.given.get(judging.step(judging.whole, step), {}), step) for step in done)
+    return next(filter(None, (of_another_step(given, step, first, names) for given, step in own)), "")
 
 
 def _older(

@@ -118,7 +118,17 @@ def test_too_many_cells() -> None:
 
 # Arms
 
-ALL = ["uninterrupted", "twice", "unsaved", "resumed", "used", "other mesh 2x2", "other mesh 1", "altered lr"]
+ALL = [
+    "uninterrupted",
+    "twice",
+    "unsaved",
+    "resumed",
+    "second resume",
+    "used",
+    "other mesh 2x2",
+    "other mesh 1",
+    "altered lr",
+]
 DATA = "axes = {'mesh': ['2', '2x2'], 'lr': [1, 2]}\naltered = {'lr': 'run'}"
 
 
@@ -137,7 +147,8 @@ def test_the_sessions_of_a_stepwise_trainer(tmp_path: Path) -> None:
     assert list(found) == ALL
     assert found["twice"] == found["uninterrupted"] == "build0 step0 step1 save2 step2 step3"
     assert found["unsaved"] == "build0 step0 step1 step2 step3"
-    assert found["resumed"] == "build0 load2 save2 step2 step3"
+    assert found["resumed"] == "build0 load2 save2 step2 save3 step3"
+    assert found["second resume"] == "build0 load3 step3"
     assert found["used"] == "build0 step7 load2 step2 step3 save4 load4 step4 save5 load5"
     assert found["other mesh 2x2"] == found["other mesh 1"] == "build0 load2 step2 step3"
     assert found["altered lr"] == "build0 load2 step2"
@@ -145,13 +156,14 @@ def test_the_sessions_of_a_stepwise_trainer(tmp_path: Path) -> None:
 
 def test_the_sessions_of_a_trainer_with_fit(tmp_path: Path) -> None:
     found = arms_of(tmp_path, FIT)
-    assert list(found) == [*ALL[:3], "cut", "resumed", *ALL[5:]]
+    assert list(found) == [*ALL[:3], "cut", "resumed", "stopped", "second resume", *ALL[6:]]
     assert found["uninterrupted"] == "fit4 step0 step1 step2 step3"
     assert (found["cut"], found["resumed"], found["altered lr"]) == (
         "fit2 step0 step1",
         "fit4 step2 step3",
         "fit3 step2",
     )
+    assert (found["stopped"], found["second resume"]) == ("fit3 step2", "fit4 step3")
 
 
 def test_a_program_chooses_steps_and_sessions(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from shardproof.trainer.given import (
     by_values,
     data_apart,
     given_by_op,
+    of_another_step,
     other_data,
     repeats,
     rows_apart,
@@ -57,6 +58,19 @@ def test_a_microbatch_is_found_in_another_step() -> None:
     told = "rank 0 was given first what the uninterrupted run was given in call 2 of its model in step 1."
     assert told.replace("rank 0", "the model") in other_data({0: ("d", "e")}, 2, steps)
     assert "in no step" in other_data({0: ("x", "e")}, 2, steps)
+    one = other_data({0: ("b",)}, 2, steps)
+    assert "in call 2 of its model in step 0; the model was called 1 times in it, and 2" in one
+
+
+def test_the_data_of_another_step_are_told_from_those_of_another_rank() -> None:
+    ways = "loader=own", "loader=lite"
+    first = {0: {0: "a", 1: "b"}, 1: {0: "c", 1: "d"}}
+    told = of_another_step({0: "c", 1: "x"}, 0, first, ways)
+    assert told.startswith(
+        "The data differ: in step 0 rank 0 was given with loader=lite what rank 0 was given in step 1"
+    )
+    assert of_another_step({0: "b", 1: "b"}, 0, first, ways) == "", "ranks share data out otherwise"
+    assert of_another_step({0: "x"}, 0, first, ways) == ""
 
 
 class Reads(nn.Module):

@@ -122,6 +122,18 @@ def test_gradients_that_are_right_at_the_end_of_the_model_alone() -> None:
     assert told(first) == "", "where no step is, no gradient is"
 
 
+@pytest.mark.parametrize("by", [1, -3])
+def test_elements_of_a_flat_buffer_that_was_cut_elsewhere(by: int) -> None:
+    flat = np.concatenate([RIGHT[f"exp_avg {name}"].reshape(-1) for name in ("a", "b")])
+    moved = np.zeros_like(flat)
+    places = np.arange(len(flat))
+    inside = (places - by >= 0) & (places - by < len(flat))
+    moved[inside] = flat[places[inside] - by]
+    a, b = (part.reshape(4, 6) for part in np.split(moved, 2))
+    sentence = told({**RIGHT, "exp_avg a": a, "exp_avg b": b})
+    assert f"the right ones, {'1 place further on' if by == 1 else '3 places further to the front'}, if" in sentence
+
+
 def text(words: str) -> Value:
     return Value("utf8", (len(words),), words.encode())
 

@@ -29,7 +29,7 @@ from trainer_texts import FIT, STEPWISE, registered
 
 DATA = "axes = {'mesh': ['2', '4'], 'lr': [0.1, 0.2]}\naltered = {'lr': '%s'}"
 ELSEWHERE = ["other mesh 4", "other mesh 1", "altered lr"]
-ARMS = ["twice", "twin", "unsaved", "resumed", "cold", "used", "again", "written", *ELSEWHERE]
+ARMS = ["twice", "twin", "unsaved", "resumed", "second resume", "cold", "used", "again", "written", *ELSEWHERE]
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
     assert failed(found) == {**unseen, "altered lr": wording.NO_ALTERED_FIT}  # nothing was compared, and none passes
     assert found["verdict"] == "pass"
     names = [arm["name"] for arm in found["arms"]]
-    assert names == ["twice", "twin", "unsaved", "cut", "resumed", "written", *ELSEWHERE]
+    assert names == ["twice", "twin", "unsaved", "cut", "resumed", "second resume", "written", *ELSEWHERE]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,8 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
         (only("resumed", "load", RNG, plus), "resumed", "The random state of rank0.cpu is another one: it was not"),
         (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all is equal, but after a step"),
         (only("resumed", "step", COUNT, plus, 3), "resumed", "step of w is 5.0, and should be 4.0"),
+        (only("second resume", "load", MOMENT, plus), "second resume", "loads what it saved after 3 updates does not"),
+        (only("second resume", "step", PARAM, plus, 3), "second resume", "Look at what a resumed run counts"),
         (only("used", "load", MOMENT, plus), "used", "left with something of its own: exp_avg of w differs"),
         (only("used", "step", PARAM, plus, 3), "used", "left with something of its own: "),
         (only("resumed", "save", MOMENT, plus), "again", "What is saved right after a load is not what was loaded"),

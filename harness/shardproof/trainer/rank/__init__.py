@@ -34,6 +34,7 @@ from shardproof.trainer import wording
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
+    ANEW,
     NOTE,
     OTHER,
     PLAIN,
@@ -98,8 +99,11 @@ class Rank:
             self._call(lambda: self.trainer.step(op.iteration))
 
     def save(self, op: Op) -> None:
-        """Write a checkpoint into a folder, which is empty but for the last save of the arm `used`."""
+        """Write a checkpoint into a folder, which is empty but for the last save of the arm `used`: there all ranks
+        meet, since another one may still read what is in it."""
         folder = self._folder(op.checkpoint)
+        if op.checkpoint == ANEW and dist.is_initialized():
+            dist.barrier()
         self._call(lambda: self.trainer.save(folder))
 
     def load(self, op: Op) -> None:

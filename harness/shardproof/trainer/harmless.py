@@ -1,0 +1,81 @@
+"""What two sessions may have otherwise without any effect: random states that nothing is made of, and what of a loader
+is there in one process and not in another.
+
+*Verifies*: that all else is the same, after each step that the two share. *Does not verify*: steps beyond those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardproof.diff import Difference
+from shardproof.trainer.arms import Session
+from shardproof.trainer.every_mesh import OF_A_RANK, Name, Values, is_of_data, without_rank
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.notes import counted_steps, of_loaders, without_effect
+
+SCHEDULER, STEP_COUNT = "scheduler", "_step_count"
+"""The role of a schedule, and the count by which torch warns of calls in the wrong order, and nothing else."""
+
+
+def harmless(judging: Judging, session: Session, other: Session, saved: int = -1) -> tuple[set[Name], list[str]]:
+    """What need not be compared between two sessions, and notes that say so. saved: the operation whose state the
+    session loads, if it is not that of the first save.
+
+    A loader that has been set to a place in its data may be wrapped once more, and have other parts therefore. Where
+    the model is given the same in every step, that is no difference of the data.
+    """
+    load = judging.loaded(session)
+    steps = list(judging.in_turn(session, other))
+    loads = [(judging.saved if saved < 0 else saved, load)] if load >= 0 else []
+    pairs = [(judging.at(one), judging.at(its)) for one, its in loads + steps]
+    given = [(judging.given.get(one), judging.given.get(its)) for one, its in steps]
+    loaders = set[Name]()
+    if given and all(one and one == its for one, its in given):
+        loaders = {name for one, its in pairs for name in one.keys() ^ its.keys() if _is_of_a_loader(name)}
+    counts = counts_alone(pairs)
+    notes = [*([of_loaders(loaders)] if loaders else []), *([counted_steps(counts)] if counts else [])]
+    return loaders | counts, notes
+
+
+def counts_alone(pairs: Sequence[tuple[Values, Values]]) -> set[Name]:
+    """Counts of a schedule's calls that differ where nothing else of the schedule does."""
+    apart = {name for one, its in pairs for name in one.keys() & its.keys() if one[name] != its[name]}
+    counts = {name for name in apart if name[0] == SCHEDULER and name[1].endswith(STEP_COUNT)}
+    return {name for name in counts if not any(_beside(name, one) for one in apart - counts)}
+
+
+def of_loaders_elsewhere(expected: Values, observed: Values) -> set[Name]:
+    """What of a loader is there on one mesh and not on another, as a sampler that shares data out among ranks."""
+    return {name for name in expected.keys() ^ observed.keys() if is_of_data(name)}
+
+
+def beside_random_states(
+    judging: Judging, session: Session, other: Session, found: list[Difference], leave: Iterable[Name]
+) -> tuple[list[Difference], list[str]]:
+    """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them is
+    the same, it is the note; where later steps are given other data, it is what differs then. Generators that are
+    wrong right after a load were not restored, and stay."""
+    own = {(one.key.role, one.key.fqn) for one in found}
+    steps = [op.index for op in session.ops if op.kind == "step"]
+    if not own or any(role not in OF_A_RANK for role, _ in own) or found[0].key.op not in steps[:-1]:
+        return found, []
+    every = {(key.role, key.fqn) for key in judging.observed if key.role in OF_A_RANK}
+    between, looked_at = judging.between, judging.looked_at
+    later = judging.steps_differ(session, other, {*leave, *every}, rounds=True)
+    if not later and judging.looked_at > looked_at:
+        return [], [without_effect(own)]
+    if later and judging.data_of(session, later):
+        return later, []
+    judging.between = between
+    return found, []
+
+
+def _is_of_a_loader(name: Name) -> bool:
+    """Whether a value, or a generator, hangs on a loader by its name."""
+    return is_of_data(name) or (name[0] in OF_A_RANK and is_of_data(("extra_state", without_rank(name[1]))))
+
+
+def _beside(count: Name, other: Name) -> bool:
+    """Whether a value is of the same schedule as a count."""
+    return other[0] == SCHEDULER and other[1].startswith(count[1].removesuffix(STEP_COUNT))

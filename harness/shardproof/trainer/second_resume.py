@@ -1,0 +1,59 @@
+"""The arm `second resume`: a run that loads what a resumed run has saved.
+
+A resumed run may go on rightly and still save something else than the run without a break does, such as a position in
+the data that it counts from its own start. Only who loads that finds out.
+
+*Verifies*: the state after the load, and after each step. *Does not verify*: a third resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardproof.diff import Difference
+from shardproof.trainer.arms import RESUMED, SECOND_RESUME, STOPPED, WHOLE
+from shardproof.trainer.every_mesh import OF_A_RANK
+from shardproof.trainer.harmless import beside_random_states, harmless
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.wording import differ, first_in_a_step
+from shardproof.verdict import Verdict
+
+
+def resumed_again(judging: Judging) -> None:
+    """Judge it, where the first resume is right."""
+    second, stopped, resumed = map(judging.named, (SECOND_RESUME, STOPPED, RESUMED))
+    if second is None or resumed is None or {WHOLE, RESUMED} & judging.failures.keys():
+        return
+    if (stopped and judging.ended(stopped)) or judging.ended(second):
+        return
+    if any(arm.name == RESUMED and arm.verdict == Verdict.MISMATCH.value for arm in judging.found):
+        return  # the second could only say it again
+    load, found = judging.loaded(second), list[Difference]()
+    at = judging.step(judging.whole, judging.before)
+    there, saved = judging.at(at), judging.at(judging.step(resumed, judging.before))
+    left, notes = harmless(judging, second, judging.whole, at)
+    left |= {name for name in there if name[0] in OF_A_RANK and there[name] != saved.get(name)}  # said of the first
+    if load >= 0:
+        free = judging.idle | judging.seeded_anew | judging.transient | left
+        found = judging.compare(there, judging.at(load), load, free)
+    found = found or judging.steps_differ(second, judging.whole, judging.idle | left, rounds=True)
+    found, more = beside_random_states(judging, second, judging.whole, found, judging.idle | left)
+    data = judging.data_of(second, found)
+    if data:
+        judging.between = None  # what a step made of them is no mechanism
+    judging.add(SECOND_RESUME, found, _sentence(found, judging.before + 1, data), [*notes, *more])
+
+
+def _sentence(found: Sequence[Difference], updates: int, data: str) -> str:
+    """What the run has lost that is resumed twice.
+
+    Args:
+        updates: how many there were until the resumed run saved. data: which other data a step was given.
+    """
+    if not found:
+        return ""
+    return (
+        f"A run that is resumed once goes on rightly, and one that loads what it saved after {updates} updates does "
+        f"not: {differ(found)} from the run without a break. {data or first_in_a_step(found)} Look at what a resumed "
+        "run counts from its own start."
+    )

@@ -1,0 +1,57 @@
+"""What two sessions may have otherwise without any effect, with sessions made by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from shardproof.observe.logical import Value
+from shardproof.trainer.every_mesh import Name
+from shardproof.trainer.harmless import harmless, of_loaders_elsewhere
+from shardproof.trainer.judging import Judging
+
+EPOCH, COUNT, PLACE = (
+    ("extra_state", "loader.sampler.epoch"),
+    ("scheduler", "schedule._step_count"),
+    ("scheduler", "schedule.last_epoch"),
+)
+WRAPPED = ("rng", "rank0.loader.sampler.generator")
+
+
+def value(text: str) -> Value:
+    return Value("utf8", (len(text),), text.encode())
+
+
+def judged(
+    first: dict[Name, str], other: dict[Name, str], given: tuple[str, str] = ("a", "a")
+) -> tuple[set[Name], int]:
+    """What is left out of two sessions of one step, and how many notes there are."""
+    at = {1: first, 2: other}
+    judging = SimpleNamespace(
+        loaded=lambda session: -1, saved=0, in_turn=lambda session, whole: [(1, 2)],
+        at=lambda op: {name: value(text) for name, text in at[op].items()},
+        given={op: {0: (told,)} for op, told in zip((1, 2), given, strict=True) if told},
+    )  # fmt: skip
+    session = cast(Any, None)
+    found, notes = harmless(cast(Judging, judging), session, session)
+    return found, len(notes)
+
+
+@pytest.mark.parametrize("name", [EPOCH, WRAPPED])
+def test_a_part_of_a_loader_that_one_run_has_alone(name: Name) -> None:
+    assert judged({}, {name: "int 1"}) == ({name}, 1)
+    assert judged({}, {name: "int 1"}, ("a", "b")) == (set(), 0), "the data differ"
+    assert judged({}, {name: "int 1"}, ("", "")) == (set(), 0), "nobody knows what the data are"
+    assert judged({name: "int 2"}, {name: "int 1"}) == (set(), 0), "both have it"
+
+
+def test_the_count_of_a_schedules_calls_alone() -> None:
+    one, other = {COUNT: "int 2", PLACE: "int 2"}, {COUNT: "int 3", PLACE: "int 2"}
+    assert judged(one, other) == ({COUNT}, 1)
+    assert judged(one, other | {PLACE: "int 3"}) == (set(), 0)
+
+
+def test_what_of_a_loader_another_mesh_has_not() -> None:
+    weight = ("param", "w")
+    assert of_loaders_elsewhere({EPOCH: value("1"), weight: value("2")}, {}) == {EPOCH}

@@ -73,8 +73,10 @@ def _meant(given: str, names: Sequence[str]) -> str:
     shortened = given[:LONGEST_NAME]
     swapped = {f"{shortened[:at]}{shortened[at : at + 2][::-1]}{shortened[at + 2 :]}" for at in range(len(shortened))}
     # Two swapped letters of a short name, as in bf61, leave less in common than another name has, as in fp64 and fp16.
-    near = [name for name in names if name in swapped] or get_close_matches(shortened, names, n=2, cutoff=0.78)
-    return f"{_MEANT}{' or '.join(near[:2])}?)" if near and given not in near else ""
+    begun = [name for name in names if len(shortened) > 3 and name.startswith(shortened)][:3]
+    near = [name for name in names if name in swapped] or begun
+    near = near or get_close_matches(shortened, names, n=2, cutoff=0.78)
+    return f"{_MEANT}{' or '.join(near[:3])}?)" if near and given not in near else ""
 
 
 LONGEST_NAME = 100

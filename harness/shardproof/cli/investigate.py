@@ -245,7 +245,7 @@ def sweep(
     shardproof sweep 1a2b3c4d5e6f --versions 0.16.1 --versions git:main --clone megatron-core=../Megatron-LM
     """
     from shardproof.errors import printable
-    from shardproof.investigate.sweep import status, sweeps, versions
+    from shardproof.investigate.sweep import beyond, status, sweeps, versions
     from shardproof.investigate.sweep_folder import Keeper, folder_of
     from shardproof.laboratory.laboratory import Laboratory
     from shardproof.report.progress import Progress, verdict_of
@@ -260,7 +260,11 @@ def sweep(
     looked = out if out and arguments.databases(out) else None
     scenarios = [arguments.one_scenario(name, system, looked) for name in names]
     preflight.require_machine(scenarios, python)
-    asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
+    package = arguments.one_package(scenarios)
+    asked = versions(package, tuple(map(arguments.placed, texts)))
+    preflight.require_undeclared(package, scenarios[0], asked, python, "--versions")
+    for told in beyond(package, texts):
+        print(told, file=sys.stderr)
     folder = out or folder_of(scenarios[0].system)
     arguments.require_output_files(folder, json=json_file)
     issues = arguments.shipped_issues()
@@ -320,6 +324,7 @@ def bisect(
     preflight.require_machine([scenario], python)
     package = arguments.package_of(scenario)
     good, bad, wanted = search.ends(good, bad)
+    preflight.require_undeclared(package, scenario, (good, bad), python, "--good, --bad")
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         searching = search.Bisection(
             lambda version: laboratory.examine_one(replace(scenario, version=with_cures(version, wanted))),
@@ -380,41 +385,6 @@ def cures_(
                     wrong += bool(shown.wrong)
                     print(f"{'FAIL' if shown.wrong else 'ok':<4}  {system.name} {shown.cure}: {shown.line}", flush=True)
     return ExitStatus.FAILURE if wrong else ExitStatus.OK
-
-
-@click.command()
-@click.argument("words", nargs=-1, metavar="[WORD]...")
-@options.plugin
-def known(words: tuple[str, ...], plugins: tuple[str, ...]) -> int:
-    """Say what is known of a defect: by its upstream number or address, or by words.
-
-    Every entry that has all of them is told with the commands that show it, and that run it cured; without words, one
-    line for each entry.
-
-    \b
-    shardproof known 3949
-    shardproof known https://github.com/NVIDIA/Megatron-LM/issues/2777
-    shardproof known deepspeed offload
-    """
-    from shardproof.issues.lookup import described, lookup, planted
-    from shardproof.protocol.registry import all_systems
-    from shardproof.trainer.system import shipped
-
-    load_plugins(plugins)
-    trainers = {name: str(file) for name, file in shipped().items()}
-    findings, faults = lookup(words, all_systems())
-    if not findings and not faults:
-        each = {word: lookup([word], all_systems()) for word in words}
-        alone = ", ".join(f"{word!r} is in {len(of) + len(also)}" for word, (of, also) in each.items())
-        allowed = f"a number, an address or words that one entry has together; `shardproof known` lists them; {alone}"
-        raise UsageError.of("WORD", " ".join(words), allowed, "shardproof known 2777")
-    if not words:
-        print("\n".join(f"{finding.id:<42} {finding.novelty.harm}" for finding in findings))
-        return ExitStatus.OK
-    told = (described(each, trainers.get(each.system, "")) for each in findings)
-    blocks = [*told, *map(planted, faults)]
-    print("\n\n".join("\n".join(block) for block in blocks))
-    return ExitStatus.OK
 
 
 @click.command()

@@ -77,6 +77,15 @@ def versions(package: Package, texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def beyond(package: Package, texts: Sequence[str]) -> Iterator[str]:
+    """A sentence on each end of a range that is no declared release, and is therefore not run itself."""
+    for text in texts:
+        for end in split_cures(text)[0].split(RANGE) if RANGE in text and not text.startswith(SOURCES) else ():
+            if end and not package.declares(end):
+                declared = ", ".join(release.version for release in package.releases)
+                yield f"{text}: {end} is not declared, and not run; a range has the declared releases: {declared}"
+
+
 def _declared(package: Package, text: str) -> list[str]:
     text, wanted = split_cures(text)
     first, _, last = text.partition(RANGE)

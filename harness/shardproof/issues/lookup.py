@@ -45,6 +45,8 @@ def _is_in(word: str, text: str) -> bool:
     number = word.lstrip("#")
     if number.isdigit():
         return re.search(rf"(?<![0-9]){number}(?![0-9])", text) is not None
+    if of_repository := re.fullmatch(r"([\w./-]+)#(\d+)", word):
+        return all(_is_in(part, text) for part in of_repository.groups())
     return _stem(word.rstrip("/")) in text
 
 

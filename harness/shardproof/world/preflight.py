@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardproof.errors import NotImportableError, UsageError
+from shardproof.versions import SOURCES, split_cures
 
 if TYPE_CHECKING:
+    from shardproof.protocol.releases import Package
     from shardproof.protocol.system import System
     from shardproof.scenario import Scenario
     from shardproof.world.resolved import Resolved
@@ -148,6 +151,24 @@ def require_releases(
     if without and len(without) == len(saving):
         raise without[0]
     return {name: ", ".join(releases) for name, releases in found.items()}
+
+
+def require_undeclared(
+    package: Package, scenario: Scenario, versions: Iterable[str], python: str | None, place: str
+) -> None:  # fmt: skip
+    """Check that releases which are declared nowhere here can be installed, before anything is tried.
+
+    Args:
+        versions: releases, and commits and trees, which are left alone. place: where they were asked for.
+
+    Raises:
+        UsageError: one cannot, or cannot be imported.
+    """
+    for version in versions:
+        release, _ = split_cures(version)
+        if not version.startswith(SOURCES) and not package.declares(release):
+            own = replace(scenario, version=release)
+            require_releases([own], python, {(own.system, release): place})
 
 
 def _without_release(software: Resolved, version: str, place: str, error: Exception) -> UsageError:

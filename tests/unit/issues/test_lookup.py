@@ -30,6 +30,8 @@ def test_a_number_is_found_whole_in_ids_and_addresses() -> None:
 
 def test_an_address_and_words_are_found() -> None:
     assert "megatron-core-2777" in ids("https://github.com/NVIDIA/Megatron-LM/issues/2777/")[0]
+    assert "megatron-core-2777" in ids("NVIDIA/Megatron-LM#2777")[0]
+    assert ids("DeepSpeed#2777") == ([], [])
     found = ids("deepspeed", "OFFLOAD")[0]
     assert found
     assert all(name.startswith("deepspeed") for name in found)
@@ -42,7 +44,9 @@ def test_a_word_is_found_with_another_ending_and_in_the_name_of_a_regression() -
 
 def test_words_that_no_entry_has_together_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry(["known", "moments", "gremlins"]) == ExitStatus.USAGE
-    assert re.search(r"; 'moments' is in \d\d, 'gremlins' is in 0; for example: ", capsys.readouterr().err)
+    assert re.search(
+        r"; 'moments' is in \d\d entries, 'gremlins' is in no entries; for example: ", capsys.readouterr().err
+    )
 
 
 def test_without_words_every_entry_and_no_fault() -> None:

@@ -20,9 +20,8 @@ from shardproof.cli.checkpoints import diff
 from shardproof.cli.heads import claims, port
 from shardproof.cli.init import init
 from shardproof.cli.investigate import bisect, conformance, cures_, explore, export, optimizer, shrink, sweep
-from shardproof.cli.known import known
 from shardproof.cli.night import night
-from shardproof.cli.reports import history, merge, report
+from shardproof.cli.reports import history, known, merge, report
 from shardproof.cli.resilience import resilience
 from shardproof.cli.trainer import trainer
 from shardproof.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable

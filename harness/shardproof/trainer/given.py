@@ -33,12 +33,13 @@ def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
 
 
 def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
-    """Operation → how many rows of data the models of all ranks were given."""
-    found: dict[int, int] = {}
+    """Operation → how many rows of data the models of all ranks were given; what several ranks have alike counts once,
+    as it does in the gradient of ranks that share a tensor out."""
+    given: dict[int, dict[str, int]] = {}
     for record in records:
         if record.role == GIVEN:
-            found[record.op] = found.get(record.op, 0) + sum(rows for _, rows in json.loads(record.data))
-    return found
+            given.setdefault(record.op, {}).update(json.loads(record.data))
+    return {op: sum(rows.values()) for op, rows in given.items()}
 
 
 def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str, str], *, alike: bool) -> str:

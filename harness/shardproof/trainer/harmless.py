@@ -32,7 +32,10 @@ def harmless(judging: Judging, session: Session, other: Session, saved: int = -1
     given = [(judging.given.get(one), judging.given.get(its)) for one, its in steps]
     loaders = set[Name]()
     if given and all(one and one == its for one, its in given):
-        loaders = {name for one, its in pairs for name in one.keys() ^ its.keys() if _is_of_a_loader(name)}
+        made = set(pairs[0][0]) if loads else set[Name]()
+        made = {name for name in made if _is_of_a_loader(name) and pairs[0][0][name] != pairs[0][1].get(name)}
+        made = {name for name in made if all(one.get(name) == its.get(name) for one, its in pairs[1:])}
+        loaders = made | {name for one, its in pairs for name in one.keys() ^ its.keys() if _is_of_a_loader(name)}
     counts = counts_alone(pairs)
     notes = [*([of_loaders(loaders)] if loaders else []), *([counted_steps(counts)] if counts else [])]
     return loaders | counts, notes
@@ -54,11 +57,11 @@ def beside_random_states(
     judging: Judging, session: Session, other: Session, found: list[Difference], leave: Iterable[Name]
 ) -> tuple[list[Difference], list[str]]:
     """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them is
-    the same, it is the note; where later steps are given other data, it is what differs then. Generators that are
-    wrong right after a load were not restored, and stay."""
+    the same, it is the note, also of generators that a load does not restore; where later steps are given other data,
+    it is what differs then."""
     own = {(one.key.role, one.key.fqn) for one in found}
-    steps = [op.index for op in session.ops if op.kind == "step"]
-    if not own or any(role not in OF_A_RANK for role, _ in own) or found[0].key.op not in steps[:-1]:
+    *early, last = [op.index for op in session.ops if op.kind == "step"] or [-1]
+    if not early or any(role not in OF_A_RANK for role, _ in own) or not own or found[0].key.op >= last:
         return found, []
     every = {(key.role, key.fqn) for key in judging.observed if key.role in OF_A_RANK}
     between, looked_at = judging.between, judging.looked_at

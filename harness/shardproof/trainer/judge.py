@@ -70,9 +70,11 @@ from shardproof.trainer.notes import (
     not_loaded,
     nothing_trains,
     nothing_trains_later,
+    schedule_runs_on,
     stays_zero,
 )
 from shardproof.trainer.other_mesh import on_another_mesh
+from shardproof.trainer.overflows import all_overflow, overflows
 from shardproof.trainer.plain import every_step_skipped, left_behind, numbers_left_behind
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
@@ -185,10 +187,16 @@ class Judge(Judging):
         later = [index for index in steps if index > self.saved]
         params = sum(key[0] == PARAMS and bool(value.data) for key, value in last.items())
         if wrong := self._no_numbers(last):
-            text = no_numbers(wrong, self._first_wild())
-        elif still and len(still) == params:
+            self.differences += [not_a_number(name, moments[-1]) for name in wrong]
+            told = no_numbers(wrong, self._first_wild())
+            self.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+            return
+        skipped = overflows([(op.iteration, self.at(op.index - 1), self.at(op.index)) for op in self.whole.ops
+                             if op.index in steps])  # fmt: skip
+        if still and len(still) == params:
             begun, ended = (self.plain.get(op, {}) for op in (moments[0], moments[-1]))
-            why = every_step_skipped(begun, ended, len(steps)) or why_still(still, self._all_seen(steps))
+            why = every_step_skipped(begun, ended, len(steps)) or all_overflow(skipped, len(steps))
+            why = why or why_still(still, self._all_seen(steps))
             text = nothing_trains(len(steps), last, why)
         elif params and later and len(self._still(self.saved, last)) == params:
             names = [key[1] for key in last if key[0] == PARAMS]
@@ -199,6 +207,7 @@ class Judge(Judging):
                 self.at(moments[0]).get((role, name)), value))  # fmt: skip
             notes += [never_moved(still, params)] if still else []
             notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
+            notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
             self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
             return
         self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
@@ -459,6 +468,11 @@ class Judge(Judging):
 def not_frozen(name: str, op: int) -> Difference:
     """A frozen parameter that an optimizer has stepped, as a difference of the operation."""
     return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="frozen, and stepped")
+
+
+def not_a_number(name: str, op: int) -> Difference:
+    """A parameter that is NaN or infinite, as a difference of the operation."""
+    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="NaN or infinite")
 
 
 def untied(names: str, op: int) -> Difference:

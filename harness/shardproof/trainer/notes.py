@@ -41,15 +41,16 @@ def without_effect(keys: Iterable[tuple[str, str]]) -> str:
 
 
 def of_loaders(keys: Iterable[tuple[str, str]]) -> str:
-    """Parts of a loader that one run has and the other has not."""
+    """Parts of a loader that one run has and the other has not, or that are alike only after a step."""
     return (
-        f"not compared, since the model is given the same in every step: {_few(keys)}, which one of the runs has alone"
+        f"not compared, since the model is given the same in every step: {_few(keys)}, which one of the runs has "
+        "alone, or which each step sets"
     )
 
 
 def of_one_mesh(keys: Iterable[tuple[str, str]]) -> str:
-    """Parts of a loader that one mesh has and the other has not."""
-    return f"not compared, since one of the two meshes has it alone: {_few(keys)}"
+    """Parts of a loader that one mesh has and the other has not, or that steps set."""
+    return f"not compared, since one of the two meshes has it alone, or each step sets it: {_few(keys)}"
 
 
 def counted_steps(keys: Iterable[tuple[str, str]]) -> str:
@@ -166,6 +167,15 @@ def no_numbers(names: Sequence[str], first: str) -> str:
     asked = "a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
     told = first or f"Where does the first one come from: {asked}"
     return f"{which} as NaN or infinity, so that no arm could see what else goes wrong. {told}"
+
+
+def schedule_runs_on(step: int, scale: tuple[str, str]) -> str:
+    """A skipped step in which a schedule moves on. scale: before and after it."""
+    return (
+        f"in step {step} no parameter changed while the loss scale fell from {scale[0]} to {scale[1]}, as after an "
+        "overflow, and the learning-rate schedule moved on all the same: it runs ahead of the updates by every step "
+        "that is skipped"
+    )
 
 
 def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from shardproof.diff import Difference
 from shardproof.trainer import wording
-from shardproof.trainer.arms import WHOLE, Session
+from shardproof.trainer.arms import CUT, RESUMED, WHOLE, Session
 from shardproof.trainer.every_mesh import Name, of_every_mesh, of_ranks
-from shardproof.trainer.harmless import counts_alone, of_loaders_elsewhere
+from shardproof.trainer.harmless import counts_alone, harmless, of_loaders_elsewhere
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.notes import apart, counted_steps, of_each_rank, of_one_mesh, rounding
 from shardproof.trainer.rounding import beyond_rounding
@@ -28,6 +28,9 @@ def on_another_mesh(judging: Judging, session: Session) -> None:
     pairs += judging.in_turn(session, judging.whole) if judging.exact else ()
     found, farthest = list[Difference](), 0.0
     left_out, loaders, counts = set[Name](), set[Name](), set[Name]()
+    resumed = judging.named(RESUMED)
+    if resumed is not None and not {RESUMED, CUT} & judging.failures.keys():
+        loaders |= harmless(judging, resumed, judging.whole)[0]
     start = of_every_mesh(judging.at(judging.saved))[0] if load >= 0 else {}
     for there, here in pairs:
         (expected, own), (observed, own_too) = of_every_mesh(judging.at(there)), of_every_mesh(judging.at(here))

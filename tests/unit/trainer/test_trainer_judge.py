@@ -97,8 +97,6 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
         (saving_changes_the_rate, "unsaved", "Saving changed setting group0.lr from 0.1 to 0.3."),
         (only("resumed", "load", MOMENT, plus), "resumed", "Right after the load exp_avg of w differs"),
         (only("resumed", "load", LR, lambda _: "0.3"), "resumed", "setting group0.lr is 0.3, and should be 0.1"),
-        (only("resumed", "load", RNG, plus), "resumed", "Right after the load 2 random states differ"),
-        (only("resumed", "load", RNG, plus), "resumed", "The random state of rank0.cpu is another one: it was not"),
         (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all is equal, but after a step"),
         (only("resumed", "step", COUNT, plus, 3), "resumed", "step of w is 5.0, and should be 4.0"),
         (only("second resume", "load", MOMENT, plus), "second resume", "loads what it saved after 3 updates does not"),
@@ -118,10 +116,11 @@ def test_a_fault_is_seen_by_its_arm(folder: Path, fault: Fault, arm: str, senten
     assert sentence in failed(found)[arm]
 
 
-def test_a_generator_that_a_step_leaves_elsewhere_is_a_note_where_nothing_depends_on_it(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["load", "step"])
+def test_a_generator_that_is_elsewhere_is_a_note_where_nothing_depends_on_it(folder: Path, kind: str) -> None:
     """As of a DataLoader that a resumed run makes once more, which draws a seed for itself."""
-    found = judged(folder, only("resumed", "step", RNG, plus, 2))
-    assert found["verdict"] == "pass"
+    found = judged(folder, only("resumed", kind, RNG, plus, 2))
+    assert "resumed" not in failed(found)
     assert "all that later steps make is the same: rng of rank0.cpu" in str(found["arms"])
 
 
@@ -498,7 +497,7 @@ def test_parameters_that_are_no_numbers_are_no_pass(folder: Path) -> None:
             state[PARAM] = state[PARAM] * np.float32("nan") if op.iteration > 2 else state[PARAM]
 
     found = Nan(simulation(folder).scenario).judged(folder)
-    assert found["verdict"] == "unknown"
+    assert found["verdict"] == "mismatch"
     assert failed(found)["trains"].startswith("w ends as NaN or infinity")
     assert failed(found)["trains"].endswith("one, and no state of the optimizer has: look at what the step divides by.")
 

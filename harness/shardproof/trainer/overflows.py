@@ -1,0 +1,57 @@
+"""Steps that a loss scaler skipped, seen from the state: the scale falls, and no parameter changes.
+
+*Verifies*: both, of a scaler that was found. *Does not verify*: that a gradient was not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from shardproof.trainer.every_mesh import Values
+
+PARAM, SCALER, SCHEDULER = "param", "scaler", "scheduler"
+
+
+class Skipped(NamedTuple):
+    """A step that was skipped. scale: before and after it. schedule: whether a schedule moved on in it."""
+
+    step: int
+    scale: tuple[str, str]
+    schedule: bool
+
+
+def overflows(steps: Iterable[tuple[int, Values, Values]]) -> list[Skipped]:
+    """The skipped ones of some steps, each with its number and with all values before and after it."""
+    found = list[Skipped]()
+    for step, before, after in steps:
+        scales = [(name, before[name].data.decode(), after[name].data.decode()) for name in before.keys() & after.keys()
+                  if name[0] == SCALER and name[1].endswith("scale") and before[name].dtype == "utf8"]  # fmt: skip
+        fell = next(((one, its) for _, one, its in sorted(scales) if _number(its) < _number(one)), None)
+        still = all(after.get(name) == value for name, value in before.items() if name[0] == PARAM)
+        if fell and still:
+            moved = any(name[0] == SCHEDULER and name[1].endswith("last_epoch") and after.get(name) != value
+                        for name, value in before.items())  # fmt: skip
+            found.append(Skipped(step, (_text(fell[0]), _text(fell[1])), moved))
+    return found
+
+
+def all_overflow(skipped: Sequence[Skipped], steps: int) -> str:
+    """A sentence where every step was skipped; empty otherwise."""
+    if not skipped or len(skipped) < steps:
+        return ""
+    return (
+        f"Every step was skipped: the loss scale fell from {skipped[0].scale[0]} to {skipped[-1].scale[1]}. Begin with "
+        "a smaller one, or give more steps, as in --program 'arms 8 4'"
+    )
+
+
+def _text(value: str) -> str:
+    return value.rpartition(" ")[2]
+
+
+def _number(value: str) -> float:
+    try:
+        return float(_text(value))
+    except ValueError:
+        return float("nan")

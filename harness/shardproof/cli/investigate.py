@@ -272,6 +272,8 @@ def sweep(
     with keeper, Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         found = sweeps(scenarios, asked, laboratory, keeper, lambda cells: Progress(cells, sys.stderr, word=verdict_of))
         print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+        if not any(one.rows for one in found) and not keeper.store.runs():
+            return status(found)  # interrupted before there was anything to show
         page, against = write_releases(keeper.store, folder, issues, keeper.fresh)
     for line in against:
         print(f"contradicts issues.toml: {printable(line)}")

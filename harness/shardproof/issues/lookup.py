@@ -72,7 +72,8 @@ def described(finding: Finding, file: str = "") -> Iterator[str]:
     for regression, name in list(zip(finding.regressions, finding.scenarios, strict=True))[:1]:
         yield f"  shows it:       shardproof run {name}{plugin}"
         if finding.cure:
-            yield f"  without it:     shardproof run {name} --system {finding.system}@+cured:{finding.cure}{plugin}"
+            # all cures: another defect may be seen as soon as this one is gone
+            yield f"  cured:          shardproof run {name} --system {finding.system}@+cured{plugin}"
         if regression not in finding.unscripted:
             yield f"  for upstream:   shardproof export {name}{plugin}"
 

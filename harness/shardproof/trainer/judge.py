@@ -330,7 +330,7 @@ class Judge(Judging):
             sentence = f"{sentence}{self._under_other_names(found)}"
         elif at_load:
             sentence = f"{sentence}{self._numbers_held(found)}"
-        if data or (disagreed and not at_load):
+        if data or (disagreed and not at_load) or self._parameters_apart():
             self.between = None  # what a step made of them is no mechanism
         unseen = self.idle | self.seeded_anew
         notes += [*more, *([idle(unseen)] if unseen else [])]
@@ -338,6 +338,10 @@ class Judge(Judging):
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
         self.add(RESUMED, found, sentence, notes)
+
+    def _parameters_apart(self) -> bool:
+        """Whether ranks had other copies of a parameter in the run without a break, of which a load gives them one."""
+        return any(one.key.role == PARAMS and one.key.op <= self.whole.ops[-1].index for one in self.problems)
 
     def _under_other_names(self, found: list[Difference]) -> str:
         """That the checkpoint has what the load does not restore, under names that the load may not look for."""

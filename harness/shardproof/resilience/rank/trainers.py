@@ -29,7 +29,7 @@ from shardproof.resilience.rank.ranks import in_ranks
 from shardproof.resilience.rank.systems import digest_of
 from shardproof.resilience.trainer_stacks import STEPS, TRACKER
 from shardproof.resilience.trial import LOAD, NOTHING
-from shardproof.trainer.arms import NOTE, TOLD
+from shardproof.trainer.arms import NO_STATE
 from shardproof.trainer.cells import scenario_of
 from shardproof.trainer.rank import Rank
 from shardproof.trainer.rank.warm import warm_up
@@ -150,7 +150,7 @@ def digests_of(records: Iterable[Record]) -> dict[str, str]:
     """Name of each piece of a state → digest of its type, place and bytes."""
     found = {}
     for record in records:
-        if record.role not in (NOTE, TOLD):
+        if record.role not in NO_STATE:
             at = f" {record.start}" if any(record.start) else ""
             found[f"{record.role} {record.fqn}{at}"] = digest_of(record)
     return found

@@ -262,7 +262,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     for ids, n in report.resembling.items():
         of = ("it looks" if n == 1 else "all look") if n == new else f"{n} of the new {'looks' if n == 1 else 'look'}"
         lines.append(f"{of} like known issue {ids}: {_told_by(report, ids)}")
-    lines += _beyond(report, new)
+    lines += [*_without_effect(report), *_beyond(report, new)]
     for one in repaired(report):
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"
@@ -274,6 +274,20 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     if page is not None:
         lines.append(f"report: {printable(str(page))}")
     return "\n".join(lines)
+
+
+UNSTRUCK = "the planted fault "
+"""How the reason of a pass begins on which a planted fault had no effect (`shardproof.laboratory.run_verdict`)."""
+
+
+def _without_effect(report: Report) -> list[str]:
+    """A line on planted faults that changed nothing, which a pass would hide."""
+    planted = [result for result in report.results if result.scenario.faults]
+    idle = [result for result in planted if result.verdict is Verdict.PASS and result.reason.startswith(UNSTRUCK)]
+    if not idle:
+        return []
+    names = " and ".join(sorted({fault for result in idle for fault in result.scenario.faults}))
+    return [f"{names} had no effect in {len(idle)} of {len(planted)}: `shardproof faults` runs each where it strikes"]
 
 
 def _beyond(report: Report, new: int) -> list[str]:

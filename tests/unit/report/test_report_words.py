@@ -88,3 +88,11 @@ def test_a_file_says_that_its_failure_looks_known() -> None:
     new = next(result for result in report.results if report.resembled(result))
     for page in (render_index(report), render_failure(report, new)):
         assert page.count("looks like known issue torch-fsdp2-9</span>") == 1
+
+
+def test_a_planted_fault_that_changed_nothing_is_told_beside_the_pass() -> None:
+    why = "the planted fault had no effect: nothing that was observed is other than without it"
+    idle = replace(samples.passing(faults="stale-index-map"), reason=why)
+    told = render_text(samples.report(idle, samples.passing(1)))
+    assert "stale-index-map had no effect in 1 of 1: `shardproof faults` runs each where it strikes" in told
+    assert "had no effect" not in render_text(samples.report(samples.passing()))

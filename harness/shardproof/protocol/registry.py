@@ -47,7 +47,7 @@ def system_named(name: str) -> System:
         if ":" in name:
             file = f"{name.partition(':')[0]}.py"
             raise UsageError.of("trainer", name, "a trainer whose file is named too", f"--plugin {file}")
-        error = UsageError.of("system", name, sorted(_SYSTEMS), "--system torch-fsdp2")
+        error = UsageError.of("system", name, sorted(_SYSTEMS), "torch-fsdp2")
         raise error.led_to(A_TRAINER, TWO_CHECKPOINTS)
     return _SYSTEMS[name]
 

@@ -33,6 +33,7 @@ from shardproof.diff import Difference, diff
 from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
+from shardproof.observe.settings import SETTING
 from shardproof.result import TWIN, ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
@@ -353,7 +354,7 @@ class Judge(Judging):
     def _numbers_held(self, found: list[Difference]) -> str:
         """That the checkpoint has the right number, of one that is wrong after the load."""
         names, saved = {(one.key.role, one.key.fqn) for one in found}, self.at(self.saved)
-        lost = {name[1]: saved[name] for name in names & saved.keys()}
+        lost = {name[1]: saved[name] for name in names & saved.keys() if name[0] != SETTING}
         return wording.numbers_held(numbers_held(self.directory / f"checkpoint{arms.FIRST}", lost))
 
     def _left_behind(self, resumed: Session, load: int) -> list[str]:

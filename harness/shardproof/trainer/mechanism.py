@@ -208,8 +208,8 @@ def _some(pairs: Sequence[Pair], between: Between) -> str:
     role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
     wrong = {pair.name[1] for pair in pairs if pair.name[0] == role}
     every = [name for kind, name in between.expected if kind == role]
-    right = [name for name in every if name not in wrong]
-    if between.loaded or between.step < 0 or role not in CHANGED[:2] or not right or not wrong:
+    right = [name for name in between.moved(role) if name not in wrong]
+    if between.loaded or between.rates_differ or between.step < 0 or role not in CHANGED[:2] or not right or not wrong:
         return ""
     told = f"{len(wrong)} of {len(every)} parameters got other gradients{in_common(sorted(wrong), right)}"
     few = f"{', '.join(right[:3])}{', …' if len(right) > 3 else ''}"

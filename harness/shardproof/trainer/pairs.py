@@ -32,6 +32,7 @@ class Between:
     * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
       came before it, after each of which the two were equal.
     * rates: by which factor the learning rates of two ways are apart; 0 where they are alike, or it is not one factor.
+    * rates_differ: whether learning rates of two ways are not alike, by one factor or by several.
     * ratio: of the two values of the axis, of two ways; 0 where they are no numbers.
     * gradients: name of a parameter → what the optimizer had of it in the observed moment's step.
     """
@@ -48,6 +49,12 @@ class Between:
     loaded: bool = False
     rates: float = 0.0
     ratio: float = 0.0
+    rates_differ: bool = False
+
+    def moved(self, role: str) -> list[str]:
+        """The names of what has that role and should have changed, in the model's order."""
+        values = ((name, value) for name, value in self.expected.items() if name[0] == role)
+        return [name[1] for name, value in values if any(value.data) and value != self.before.get(name)]
 
     def pair(self, difference: Difference) -> Pair | None:
         """The two values of a tensor of floats that differ in their bits; None for any other difference."""

@@ -61,7 +61,8 @@ def scaled(pairs: Sequence[Pair], between: Between) -> str:
     what = f"change of {CALLED.get(role, role)}"
     if changes.keys() <= decays.keys():
         what = "gradient that the optimizer was given"
-    every = [name for kind, name in between.expected if kind == role]
+    moved = between.moved(role)  # others are right whatever scales gradients
+    every = [name for kind, name in between.expected if kind == role and (name in changes or name in moved)]
     factor = _factor([*changes.values()])
     if factor is not None and abs(factor - 1) > NEAR:
         return _of_all(what, factor, [*changes], every, between)

@@ -124,7 +124,13 @@ def _said(
         own = {name: value for name, value in judging.at(ops[1]).items() if name[0] == SETTING}
         seen = judging.gradients.get(ops[1], {})
         judging.between = replace(
-            judging.between, against=names[0], gradients=seen, settings=own, rates=factor, ratio=_ratio(names)
+            judging.between,
+            against=names[0],
+            gradients=seen,
+            settings=own,
+            rates=factor,
+            ratio=_ratio(names),
+            rates_differ=bool(rates),
         )
     one, other = (judging.calls.get(op, {}) for op in ops)
     near = 0.0 if exactly else HALF if half else ROUNDING

@@ -186,7 +186,8 @@ def _without_release(software: Resolved, version: str, place: str, error: Except
         example = package.newest.version
     given, form = f"{name}@{version}", f"--system {name}@{example}"
     if place:
-        given, form = version, f'{place.rpartition(" ")[2]} = "{example}"'
+        word = place.rpartition(" ")[2]
+        given, form = version, f"{word} {example}" if word.startswith("--") else f'{word} = "{example}"'
     said = "" if isinstance(error, UsageError) else f"\n{error}"
     return UsageError(f"{UsageError.of(place or '--system', given, allowed, form)}{said}")
 

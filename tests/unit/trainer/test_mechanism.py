@@ -114,6 +114,12 @@ def test_a_factor_that_is_the_ratio_of_two_ways() -> None:
     assert "(a), and right in the others, which is the ratio" in told(some, against="ep=1", ratio=4.0)
 
 
+def test_a_tensor_without_a_gradient_is_not_right_for_that() -> None:
+    wrong = {name: BEFORE[name] + 4 * (right - BEFORE[name]) for name, right in RIGHT.items()}
+    still = {"exp_avg still": np.zeros((4, 6), np.float32)}
+    assert "4 times what it should be, in all tensors alike" in told({**wrong, **still}, right={**RIGHT, **still})
+
+
 def test_gradients_that_are_right_at_the_end_of_the_model_alone() -> None:
     noise = np.random.default_rng(1).standard_normal((4, 6), np.float32)
     first, last = ({**RIGHT, f"exp_avg {name}": noise} for name in ("a", "b"))

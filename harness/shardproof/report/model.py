@@ -349,6 +349,14 @@ class Report:
         lines = ((r.system, line) for r in self.results for line in r.state if line.startswith(HIDDEN))
         return [(system, line.removeprefix(HIDDEN), n) for (system, line), n in Counter(lines).most_common()]
 
+    def left_by_arms(self) -> list[tuple[str, str, int]]:
+        """(trainer, arm and what it did not compare, number of cells), most frequent first."""
+        found = (
+            (result.system, f"{arm.name}: {told}") for result in self.results for arm in result.arms
+            for told in (*arm.notes, *([arm.sentence] if arm.verdict == Verdict.UNSUPPORTED.value else []))
+        )  # fmt: skip
+        return [(system, told, n) for (system, told), n in Counter(found).most_common()]
+
     def normalisations(self) -> list[tuple[str, str, int]]:
         """(system, what was equivalent and why, number of scenarios), most frequent first; a line for each reason."""
         found: Counter[tuple[str, str]] = Counter()

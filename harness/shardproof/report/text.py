@@ -308,7 +308,7 @@ def _told_by(report: Report, ids: str) -> str:
     entries = report.issues.entries_named(ids)
     systems = {issue.system for issue in entries}
     if len(systems) == 1 and all(issue.cure for issue in entries):
-        return f"`--system {systems.pop()}@+cured` runs with it cured"
+        return f"`--system {systems.pop()}@+cured` runs with it cured, and `--known` counts it as known"
     return "no cure tells it from another one with this face; `--known` counts it as that issue"
 
 

@@ -22,7 +22,7 @@ class Skipped(NamedTuple):
 
 
 def overflows(steps: Iterable[tuple[int, Values, Values]]) -> list[Skipped]:
-    """The skipped ones of some steps, each with its number and with all values before and after it."""
+    """The steps that were skipped, of steps that each come with a number and with all values before and after it."""
     found = list[Skipped]()
     for step, before, after in steps:
         scales = [(name, before[name].data.decode(), after[name].data.decode()) for name in before.keys() & after.keys()

@@ -11,8 +11,11 @@ from shardproof.space.files import load_space
 from shardproof.systems.reference import SYSTEM as REFERENCE
 from shardproof.systems.torch_fsdp2 import SYSTEM
 
-FOR_WEEKLY = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}
-"""Meshes of world 8, which are slow on real ranks."""
+FOR_WEEKLY = {
+    "5x1x1", "1x1x5", "6x1x1", "1x1x6", "3x2x1", "2x1x3", "3x1x2", "1x2x3", "7x1x1", "1x1x7",
+    "8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4",
+}  # fmt: skip
+"""Meshes of five ranks and more that are slow on real ranks, and have a sibling in the nightly (docs/decisions.md)."""
 
 OF_THE_REFERENCE = {model.name for model in REFERENCE.models} | {"moe"}
 """Models that the reference brings, of what it alone keeps; and experts, which FSDP2 does not spread over ranks."""

@@ -338,6 +338,8 @@ class Judge(Judging):
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
+        if early := self.ends_early(resumed) if not found else "":
+            found, sentence = [not_made(resumed.ops[-1].index)], early
         self.add(RESUMED, found, sentence, notes)
 
     def _parameters_apart(self) -> bool:
@@ -478,6 +480,11 @@ def not_frozen(name: str, op: int) -> Difference:
 def not_a_number(name: str, op: int) -> Difference:
     """A parameter that is NaN or infinite, as a difference of the operation."""
     return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="NaN or infinite")
+
+
+def not_made(op: int) -> Difference:
+    """A step that a session should have made, as a difference of its operation."""
+    return Difference(Key(op, LIVE, "step", "every parameter"), "missing", mismatched=1, total=1)
 
 
 def untied(names: str, op: int) -> Difference:

@@ -194,6 +194,8 @@ class Judging:
 
     def _mechanism(self, found: list[Difference]) -> str:
         """What an explanation says. One that raises is a mistake of ours, and takes no verdict away."""
+        if self.unsteady:  # what is not the same twice may have made any difference
+            return ""
         try:
             return mechanism(found, self.between) if self.between else ""
         except Exception as error:
@@ -229,8 +231,21 @@ class Judging:
         """The operations of the steps that two sessions share, after the save."""
         for op in session.ops:
             there = self.step(other, op.iteration)
-            if op.kind == "step" and op.iteration >= self.before and there >= 0:
+            seen = op.index in self._by_op or not self.trainer.fits
+            if op.kind == "step" and op.iteration >= self.before and there >= 0 and seen:
                 yield there, op.index
+
+    def ends_early(self, session: Session) -> str:
+        """A sentence on a session with `fit` that made fewer updates than the uninterrupted one; empty otherwise."""
+        steps = [op for op in session.ops if op.kind == "step"]
+        missing = [op.iteration for op in steps if op.index not in self._by_op]
+        if not self.trainer.fits or not missing or session.name in self.failures:
+            return ""
+        return (
+            f"The run ends after {len(steps) - len(missing)} of {len(steps)} updates, without an error: step "
+            f"{missing[0]} is not made, which the run without a break makes. Look at what a resumed run takes for the "
+            "end of its data or of its steps."
+        )
 
     def steps_differ(
         self, session: Session, other: Session, leave: Iterable[tuple[str, str]] = (), *, rounds: bool

@@ -38,7 +38,10 @@ from shardproof.trainer.arms import (
     NOTE,
     OTHER,
     PLAIN,
+    RESUMED,
+    SECOND_RESUME,
     SHARED,
+    STOPPED,
     TIED,
     TOLD,
     TWICE,
@@ -133,6 +136,8 @@ class Rank:
                 return list(self._records(op.index, self.state))
         if op.kind != "step":
             return self._notes(op.index)
+        if not self.taken and op.arm in (RESUMED, STOPPED, SECOND_RESUME):
+            return []  # the judge says that the run ended early
         if not self.taken:
             raise RuntimeError(
                 f"fit called self.updated() too seldom: there is no observation for step {op.iteration}; call it after "

@@ -79,6 +79,11 @@ class ArmResult:
     sentence: str
     notes: tuple[str, ...] = ()
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the arm did not compare, and why; of one without a verdict, all of it."""
+        return (*self.notes, self.sentence) if self.verdict == Verdict.UNSUPPORTED.value else self.notes
+
 
 class Evidence(NamedTuple):
     """One thing that failed: the kind of the operation it showed at, and what, e.g. `exp_avg bits` or `KeyError: …`."""

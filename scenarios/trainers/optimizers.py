@@ -99,6 +99,8 @@ class Optimizers(Trainer):
     def lr(self) -> Any:
         """A new learning rate: ranks that load have twice that of those that saved, so that its load is seen."""
         given = self.arguments.get("lr", taken(self.cls)["lr"].default if "lr" in taken(self.cls) else None)
+        if "lr" in self.arguments and not isinstance(given, int | float):
+            return given  # which the constructor refuses
         lr = (given if isinstance(given, int | float) else USUAL_LR) * (1 + self.cell.seed % 2)
         return torch.tensor(lr) if self.cell.lr == "tensor" else lr
 

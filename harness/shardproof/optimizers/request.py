@@ -68,21 +68,12 @@ def asked(path: str, arguments: Sequence[str] = (), ranks: str = Asked.ranks) ->
             raise UsageError.of("--arg", text, allowed, ARGUMENT_FORM)
         if re.search(r"[\s+]", written(value)):
             raise UsageError.of("--arg", text, "a value without blanks and without +", ARGUMENT_FORM)
-        if name == "lr" and not _is_number(value):
-            raise UsageError.of("--arg", text, "a number as the learning rate", "--arg lr=0.01")
         found[name] = value
     sizes = re.fullmatch(r"([1-8])x([2-8])x1", ranks)
     if sizes is None or int(sizes[1]) * int(sizes[2]) > 8:
         allowed = "dp_replicate x dp_shard x 1, with dp_shard from 2 to 8, of 8 ranks at most"
         raise UsageError.of("--mesh", ranks, allowed, "--mesh 1x2x1")
     return Asked(path, tuple(found.items()), ranks)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return float(text) >= 0
-    except ValueError:
-        return False
 
 
 def written(text: str) -> str:

@@ -352,8 +352,8 @@ class Report:
     def left_by_arms(self) -> list[tuple[str, str, int]]:
         """(trainer, arm and what it did not compare, number of cells), most frequent first."""
         found = (
-            (result.system, f"{arm.name}: {told}") for result in self.results for arm in result.arms
-            for told in (*arm.notes, *([arm.sentence] if arm.verdict == Verdict.UNSUPPORTED.value else []))
+            (result.system, f"{arm.name}: {told}")
+            for result in self.results for arm in result.arms for told in arm.left_out
         )  # fmt: skip
         return [(system, told, n) for (system, told), n in Counter(found).most_common()]
 

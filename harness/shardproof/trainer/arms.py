@@ -168,10 +168,10 @@ def program_of(trainer: Described, program: str) -> tuple[int, int, frozenset[st
     wanted = frozenset(kinds[text] for text in rest)
     if wanted & {USED, ALTERED, SECOND_RESUME}:
         wanted |= {RESUMED}  # which they are compared with
-    if wanted & {RESUMED, OTHER, ALTERED} and trainer.fits:
-        wanted |= {CUT}  # whose checkpoint they load
     if SECOND_RESUME in wanted and trainer.fits:
-        wanted |= {STOPPED}
+        wanted |= {STOPPED}  # whose checkpoint it loads
+    if wanted & {RESUMED, STOPPED, OTHER, ALTERED} and trainer.fits:
+        wanted |= {CUT}  # whose checkpoint they load
     return before, after, wanted
 
 

@@ -40,13 +40,13 @@ def _changed(ways: tuple[At, At], begun: tuple[At, At]) -> Iterator[tuple[Name, 
     for name in ways[0].keys() & ways[1].keys():
         if name[0] != EXTRA_STATE or is_of_data(name) or rank_of(name[1]) >= 0:
             continue
-        mine, its = (_text(way, name) for way in ways)
-        before, its_before = (_text(way, name) for way in begun)
+        mine, its = (plain_number(way, name) for way in ways)
+        before, its_before = (plain_number(way, name) for way in begun)
         if all((mine, its, before, its_before)) and mine != before and its != its_before:
             yield name, mine, its
 
 
-def _text(values: Mapping[Name, Value], name: Name) -> str:
+def plain_number(values: Mapping[Name, Value], name: Name) -> str:
     """A plain number as it is recorded, such as `int 32`; empty for anything else."""
     value = values.get(name)
     text = value.data.decode(errors="replace") if value is not None and value.dtype == "utf8" else ""

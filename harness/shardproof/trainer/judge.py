@@ -318,9 +318,9 @@ class Judge(Judging):
         left, notes = harmless(self, resumed, self.whole)
         if load >= 0:
             found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load | left)
-        at_load = bool(found)
         found = found or self.steps_differ(resumed, self.whole, self.idle | left, rounds=True)
         found, more = beside_random_states(self, resumed, self.whole, found, self.idle | left)
+        at_load = any(one.key.op == load for one in found)
         around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load,
                         [(f"after {wording.at(op)}", self.at(op.index)) for op in self.whole.ops
                          if op.kind == "step" and op.index > self.saved])  # fmt: skip
@@ -338,8 +338,7 @@ class Judge(Judging):
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
-        if early := self.ends_early(resumed) if not found else "":
-            found, sentence = [not_made(resumed.ops[-1].index)], early
+        found, sentence = self.with_its_end(resumed, found, sentence)
         self.add(RESUMED, found, sentence, notes)
 
     def _parameters_apart(self) -> bool:
@@ -480,11 +479,6 @@ def not_frozen(name: str, op: int) -> Difference:
 def not_a_number(name: str, op: int) -> Difference:
     """A parameter that is NaN or infinite, as a difference of the operation."""
     return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="NaN or infinite")
-
-
-def not_made(op: int) -> Difference:
-    """A step that a session should have made, as a difference of its operation."""
-    return Difference(Key(op, LIVE, "step", "every parameter"), "missing", mismatched=1, total=1)
 
 
 def untied(names: str, op: int) -> Difference:

@@ -235,13 +235,15 @@ class Judging:
             if op.kind == "step" and op.iteration >= self.before and there >= 0 and seen:
                 yield there, op.index
 
-    def ends_early(self, session: Session) -> str:
-        """A sentence on a session with `fit` that made fewer updates than the uninterrupted one; empty otherwise."""
+    def with_its_end(self, session: Session, found: list[Difference], sentence: str) -> tuple[list[Difference], str]:
+        """The differences of a session and their sentence or, where nothing else differs and a session with `fit` made
+        fewer updates than it should have, that."""
         steps = [op for op in session.ops if op.kind == "step"]
         missing = [op.iteration for op in steps if op.index not in self._by_op]
-        if not self.trainer.fits or not missing or session.name in self.failures:
-            return ""
-        return (
+        if found or not missing or not self.trainer.fits:
+            return found, sentence
+        not_made = Difference(Key(steps[-1].index, LIVE, "step", "every parameter"), "missing", mismatched=1, total=1)
+        return [not_made], (
             f"The run ends after {len(steps) - len(missing)} of {len(steps)} updates, without an error: step "
             f"{missing[0]} is not made, which the run without a break makes. Look at what a resumed run takes for the "
             "end of its data or of its steps."

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shardproof.trainer.every_mesh import Values
+from shardproof.trainer.counted import plain_number
+from shardproof.trainer.every_mesh import Name, Values
 
 PARAM, SCALER, SCHEDULER = "param", "scaler", "scheduler"
 
@@ -25,14 +26,15 @@ def overflows(steps: Iterable[tuple[int, Values, Values]]) -> list[Skipped]:
     """The steps that were skipped, of steps that each come with a number and with all values before and after it."""
     found = list[Skipped]()
     for step, before, after in steps:
-        scales = [(name, before[name].data.decode(), after[name].data.decode()) for name in before.keys() & after.keys()
-                  if name[0] == SCALER and name[1].endswith("scale") and before[name].dtype == "utf8"]  # fmt: skip
-        fell = next(((one, its) for _, one, its in sorted(scales) if _number(its) < _number(one)), None)
+        scales = sorted(
+            name for name in before.keys() & after.keys() if name[0] == SCALER and name[1].endswith("scale")
+        )
+        fell = next((pair for pair in (_scales(before, after, name) for name in scales) if pair), None)
         still = all(after.get(name) == value for name, value in before.items() if name[0] == PARAM)
         if fell and still:
             moved = any(name[0] == SCHEDULER and name[1].endswith("last_epoch") and after.get(name) != value
                         for name, value in before.items())  # fmt: skip
-            found.append(Skipped(step, (_text(fell[0]), _text(fell[1])), moved))
+            found.append(Skipped(step, fell, moved))
     return found
 
 
@@ -46,12 +48,7 @@ def all_overflow(skipped: Sequence[Skipped], steps: int) -> str:
     )
 
 
-def _text(value: str) -> str:
-    return value.rpartition(" ")[2]
-
-
-def _number(value: str) -> float:
-    try:
-        return float(_text(value))
-    except ValueError:
-        return float("nan")
+def _scales(before: Values, after: Values, name: Name) -> tuple[str, str] | None:
+    """A loss scale before a step and after it, if it fell; None otherwise."""
+    one, other = (plain_number(values, name).partition(" ")[2] for values in (before, after))
+    return (one, other) if one and other and float(other) < float(one) else None

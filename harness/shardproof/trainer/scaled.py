@@ -80,14 +80,11 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
         return f"{told}, {which}: look at what scales the loss or the gradients that reach these tensors alone."
     if between.rates and abs(factor / between.rates - 1) < NEAR:
         return f"{told}, in all tensors alike{when}, as are the learning rates: {OF_RATES}"
-    look_at = (
-        OF_THE_AXIS
-        if _is_ratio(factor, between.ratio) and not when
-        else OF_THE_STEP
-        if when
-        else _by_ranks(factor, between.ranks) or WHOLE
-    )
-    return f"{told}, in all tensors alike{when}{',' if look_at is OF_THE_AXIS else ':'} {look_at}"
+    if when:
+        return f"{told}, in all tensors alike{when}: {OF_THE_STEP}"
+    if _is_ratio(factor, between.ratio):
+        return f"{told}, in all tensors alike, {OF_THE_AXIS}"
+    return f"{told}, in all tensors alike: {_by_ranks(factor, between.ranks) or WHOLE}"
 
 
 def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> str:

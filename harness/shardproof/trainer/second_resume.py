@@ -40,7 +40,8 @@ def resumed_again(judging: Judging) -> None:
     data = judging.data_of(second, found)
     if data:
         judging.between = None  # what a step made of them is no mechanism
-    judging.add(SECOND_RESUME, found, _sentence(found, judging.before + 1, data), [*notes, *more])
+    found, told = judging.with_its_end(second, found, _sentence(found, judging.before + 1, data))
+    judging.add(SECOND_RESUME, found, told, [*notes, *more])
 
 
 def _sentence(found: Sequence[Difference], updates: int, data: str) -> str:

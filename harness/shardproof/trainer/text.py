@@ -129,11 +129,6 @@ def _commands(result: Result, place: str, again: str) -> list[str]:
 
 def _not_compared(results: Iterable[Result]) -> list[str]:
     """What no arm could compare, each once with the number of cells."""
-    told = Counter(
-        f"{arm.name}: {note}"
-        for result in results
-        for arm in result.arms
-        for note in (*arm.notes, *([arm.sentence] if arm.verdict == Verdict.UNSUPPORTED.value else []))
-    )
+    told = Counter(f"{arm.name}: {note}" for result in results for arm in result.arms for note in arm.left_out)
     lines = [f"  {note}{f' ({number} cells)' if number > 1 else ''}" for note, number in told.items()]
     return ["what was not compared:", *lines, ""] if lines else []

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shardproof.diff import Difference
-from shardproof.observe.logical import Value
 from shardproof.observe.settings import SETTING
 from shardproof.program import Op
 from shardproof.result import ArmResult
@@ -16,7 +15,7 @@ from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
-from shardproof.trainer.counted import with_counted
+from shardproof.trainer.counted import plain_number, with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
@@ -187,18 +186,10 @@ def _numbers(judging: Judging, ops: tuple[int, int], names: tuple[str, str], set
     told = list[str]()
     own = [name for name in settings if name[0] != SETTING]
     for name in sorted(own, key=lambda name: ("sched" not in name[1], name)):
-        mine, its = (_number(way.get(name)) for way in (one, other))
+        mine, its = (plain_number(way, name).partition(" ")[2] for way in (one, other))
         if mine and its:
             told.append(f"{name[1]} is {mine} with {names[0]} and {its} with {names[1]}")
     return f" Not alike besides: {', '.join(told[:MOST_NUMBERS])}." if told else ""
-
-
-def _number(value: Value | None) -> str:
-    """A plain number as it is written; empty for anything else."""
-    kind, _, text = (
-        value.data.decode(errors="replace").partition(" ") if value and value.dtype == "utf8" else ("", "", "")
-    )
-    return text if kind in ("int", "float") else ""
 
 
 def _rows(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

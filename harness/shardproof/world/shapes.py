@@ -157,25 +157,11 @@ class _Shapes:
 
     def plain(self, answer: Any, op_schema: Any) -> Plain:
         """An answer as plain data."""
-        from torch.distributed.tensor._dtensor_spec import TensorMeta
-
-        if answer is None:
-            return ()
-        if isinstance(answer, TensorMeta):
-            return "one", _plain_meta(answer)
-        if type(answer) in (list, tuple):
-            return type(answer).__name__, tuple(None if one is None else _plain_meta(one) for one in answer)
-        raise _UnknownError
+        return _all_plain(answer, _plain_meta)
 
     def made(self, plain: Plain, op_schema: Any) -> Any:
         """The answer that plain data are of."""
-        if not plain:
-            return None
-        kind, metas = plain
-        if kind == "one":
-            return _meta(metas)
-        made = (None if one is None else _meta(one) for one in metas)
-        return list(made) if kind == "list" else tuple(made)
+        return _all_made(plain, _meta)
 
 
 class _Shardings:
@@ -217,14 +203,9 @@ class _Shardings:
         """An answer as plain data."""
         if answer.needs_redistribute or answer.redistribute_schema or answer.use_val_from_redistribute_schema:
             raise _UnknownError
-        mesh, specs = self._mesh(op_schema), answer.output_spec
-        if specs is None:
-            plain: Plain = ()
-        elif type(specs) in (list, tuple):
-            plain = type(specs).__name__, tuple(None if one is None else _plain_spec(one, mesh) for one in specs)
-        else:
-            plain = "one", _plain_spec(specs, mesh)
-        if self.made(plain, op_schema).output_spec != specs:
+        mesh = self._mesh(op_schema)
+        plain = _all_plain(answer.output_spec, lambda spec: _plain_spec(spec, mesh))
+        if self.made(plain, op_schema).output_spec != answer.output_spec:
             raise _UnknownError
         return plain
 
@@ -232,20 +213,34 @@ class _Shardings:
         """The answer that plain data are of."""
         from torch.distributed.tensor._op_schema import OutputSharding
 
-        if not plain:
-            return OutputSharding(None)
-        kind, specs = plain
         mesh = self._mesh(op_schema)
-        if kind == "one":
-            return OutputSharding(_spec(specs, mesh))
-        made = (None if one is None else _spec(one, mesh) for one in specs)
-        return OutputSharding(list(made) if kind == "list" else tuple(made))
+        return OutputSharding(_all_made(plain, lambda spec: _spec(spec, mesh)))
 
     def _mesh(self, op_schema: Any) -> Any:
         meshes = [spec.mesh for spec in _specs_of(op_schema)]
         if not meshes or any(mesh != meshes[0] for mesh in meshes):
             raise _UnknownError
         return meshes[0]
+
+
+def _all_plain(answer: Any, plain_of: Callable[[Any], Plain]) -> Plain:
+    """What an operator with no result, with one, or with several comes to, as plain data."""
+    if answer is None:
+        return ()
+    if type(answer) in (list, tuple):
+        return type(answer).__name__, tuple(None if one is None else plain_of(one) for one in answer)
+    return "one", plain_of(answer)
+
+
+def _all_made(plain: Plain, made_of: Callable[[Plain], Any]) -> Any:
+    """What plain data are of."""
+    if not plain:
+        return None
+    kind, found = plain
+    if kind == "one":
+        return made_of(found)
+    made = (None if one is None else made_of(one) for one in found)
+    return list(made) if kind == "list" else tuple(made)
 
 
 def _specs_of(op_schema: Any) -> Iterator[Any]:
@@ -336,7 +331,11 @@ def _plain(value: Any) -> Plain:
 
 
 def _plain_meta(meta: Any) -> Plain:
-    if meta is None or any(type(size) is not int for size in (*meta.shape, *meta.stride)):  # a size may be a symbol
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+    if not isinstance(meta, TensorMeta):
+        raise _UnknownError
+    if any(type(size) is not int for size in (*meta.shape, *meta.stride)):  # a size may be a symbol
         raise _UnknownError
     return tuple(meta.shape), tuple(meta.stride), str(meta.dtype)
 

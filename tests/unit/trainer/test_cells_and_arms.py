@@ -172,6 +172,7 @@ def test_a_program_chooses_steps_and_sessions(tmp_path: Path) -> None:
     assert list(arms_of(tmp_path, FIT, "arms 1 1 resumed")) == ["uninterrupted", "cut", "resumed"]
     assert "resumed" in arms_of(tmp_path, STEPWISE, "arms 1 1 used")  # with which it is compared
     assert "cut" in arms_of(tmp_path, FIT, "arms 1 1 other-mesh")  # whose checkpoint it loads
+    assert "cut" in arms_of(tmp_path, FIT, "arms 1 2 stopped")
     assert list(arms_of(tmp_path, STEPWISE, "arms other-mesh")) == ["uninterrupted", "other mesh 2x2", "other mesh 1"]
 
 

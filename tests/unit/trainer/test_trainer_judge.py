@@ -124,16 +124,17 @@ def test_a_generator_that_is_elsewhere_is_a_note_where_nothing_depends_on_it(fol
     assert "all that later steps make is the same: rng of rank0.cpu" in str(found["arms"])
 
 
-def test_a_resumed_run_that_ends_early_is_a_failure_of_its_own(folder: Path) -> None:
+@pytest.mark.parametrize(("kind", "made"), [("resumed", "1 of 2"), ("second resume", "0 of 1")])
+def test_a_resumed_run_that_ends_early_is_a_failure_of_its_own(folder: Path, kind: str, made: str) -> None:
     class Short(Simulation):
         def observed(self, session: Session) -> Iterator[tuple[Op, State]]:
             *early, last = super().observed(session)
             yield from early
-            yield last if session.kind != "resumed" else (last[0], {})
+            yield last if session.kind != kind else (last[0], {})
 
     found = Short(simulation(folder, methods=FIT).scenario).judged(folder)
     assert found["verdict"] == "mismatch"
-    assert "The run ends after 1 of 2 updates, without an error: step 3 is not made" in failed(found)["resumed"]
+    assert f"The run ends after {made} updates, without an error: step 3 is not made" in failed(found)[kind]
 
 
 def test_a_generator_that_the_last_step_leaves_elsewhere_may_have_an_effect(folder: Path) -> None:

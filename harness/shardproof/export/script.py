@@ -220,7 +220,8 @@ def _names(node: ast.stmt) -> set[str]:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
         case ast.Assign(targets=targets):
-            return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            named = (name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+            return {name.id for name in named if isinstance(name.ctx, ast.Store)}
     return set()
 
 

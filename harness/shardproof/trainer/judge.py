@@ -119,6 +119,7 @@ class Judge(Judging):
         }  # fmt: skip
 
     def _judge_arms(self) -> None:
+        self.notes += self.patterns_of_nothing()
         self._twice()
         self._tied()
         self._trains()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -21,11 +22,11 @@ from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import OF_A_RANK, is_transient
+from shardproof.trainer.every_mesh import OF_A_RANK, is_transient, without_rank
 from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
-from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE
+from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
@@ -149,10 +150,19 @@ class Judging:
 
     @cached_property
     def transient(self) -> set[tuple[str, str]]:
-        """What the trainer's `state()` names though no checkpoint need hold it, such as a loss: right after a load it
-        has none."""
-        names = {(key.role, key.fqn) for key in self.observed if key.role == EXTRA_STATE}
-        return {name for name in names if is_transient(name, self.trainer.transient)}
+        """What no checkpoint need hold, such as a loss that `state()` names: right after a load it may be anything."""
+        return {name for name in self._observed_names if is_transient(name, self.trainer.transient)}
+
+    @cached_property
+    def _observed_names(self) -> set[tuple[str, str]]:
+        return {(key.role, key.fqn) for key in self.observed}
+
+    def patterns_of_nothing(self) -> list[str]:
+        """A sentence for each pattern of `transient` and `local` that no value has, as after a slip of the pen."""
+        names = {(role, without_rank(name)) for role, name in self._observed_names}
+        rows = [("transient", pattern, {" ".join(name) for name in names}) for pattern in self.trainer.transient]
+        rows += [("local", pattern, {name for _, name in names}) for pattern in self.trainer.local]
+        return [matches_nothing(*row) for row in rows if not any(fnmatchcase(name, row[1]) for name in row[2])]
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""

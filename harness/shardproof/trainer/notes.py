@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -81,6 +82,14 @@ def of_each_rank(keys: Iterable[tuple[str, str]]) -> str:
 def not_loaded(keys: Iterable[tuple[str, str]]) -> str:
     """What is compared after steps, and not right after a load."""
     return f"not compared right after the load, since no checkpoint need hold it: {_few(keys)}"
+
+
+def matches_nothing(declared: str, pattern: str, names: Iterable[str]) -> str:
+    """A pattern of a declaration that fits no name. names: those that there are."""
+    known = sorted(names)
+    near = difflib.get_close_matches(pattern.replace("*", ""), known, 2, 0.5) or known[:2]
+    such = f"; names are such as {' and '.join(f'`{name}`' for name in near)}" if near else ""
+    return f"{declared}: `{pattern}` is the name of nothing that was looked at{such}"
 
 
 def rounding(share: float, *, half: bool = False) -> str:

@@ -1,0 +1,53 @@
+"""What a trainer declares of state, `transient` and `local`: what a pattern lets go, and one that fits no name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shardproof.program import Op
+from shardproof.protocol import registry
+from shardproof.trainer.arms import Session
+from shardproof.trainer.cells import scenario_of
+from simulated import Fault, Simulation, State, nothing
+from trainer_texts import STEPWISE, registered
+
+CACHE = ("buffer", "cache")
+
+
+@pytest.fixture(autouse=True)
+def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    registry.all_systems()
+    monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
+    yield
+
+
+def judged(folder: Path, data: str, fault: Fault = nothing) -> dict[str, Any]:
+    trainer = registered(folder, data, STEPWISE)
+    return Simulation(scenario_of(trainer, {}, program="arms"), fault).judged(folder)
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, str]:
+    return {arm["name"]: arm["verdict"] for arm in found["arms"]}
+
+
+def _cache(session: Session, op: Op, state: State) -> None:
+    """A buffer that every step writes anew and no checkpoint holds."""
+    state[CACHE] = np.full(2, op.iteration if op.kind != "load" else -1, np.float32)
+
+
+@pytest.mark.parametrize(("pattern", "verdict"), [("buffer cache", "pass"), ("cache", "mismatch")])
+def test_a_buffer_that_no_checkpoint_need_hold(tmp_path: Path, pattern: str, verdict: str) -> None:
+    found = judged(tmp_path, f"transient = ['{pattern}']", _cache)
+    assert verdicts(found)["resumed"] == verdict, found["arms"]
+
+
+def test_a_pattern_that_fits_no_name_is_told(tmp_path: Path) -> None:
+    found = judged(tmp_path, "transient = ['exp_avg *', 'buffer w']\nlocal = ['w', '*.experts.*']")
+    assert found["notes"] == [
+        "transient: `buffer w` is the name of nothing that was looked at; names are such as `exp_avg w` and `param w`",
+        "local: `*.experts.*` is the name of nothing that was looked at; names are such as `cpu` and `group0.lr`",
+    ]

@@ -144,7 +144,7 @@ class Judge(Judging):
         """Report a session whose ranks disagree: pieces that overlap, or copies of one tensor with other bits."""
         if self.problems:
             self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
-            told = wording.of_problems(self.problems, self.sessions)
+            told = wording.of_problems(self.problems, self.sessions, self.ranks_apart())
             self.found.append(ArmResult(wording.AGREE, Verdict.MISMATCH.value, told, ()))
 
     def _stateless(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,12 +16,12 @@ from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
 from shardproof.observe.settings import SETTING
-from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
+from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient, without_rank
 from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats, rows_by_op
@@ -31,6 +32,7 @@ from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
+from shardproof.trainer.ranks_apart import Copies, apart, copies_of
 from shardproof.trainer.rounding import At, rounded
 from shardproof.trainer.shared import Names, shared_by_op
 from shardproof.trainer.twin import Told
@@ -48,6 +50,7 @@ class Judging:
     gradients: operation → what optimizers had of each parameter in it.
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     plain: operation → the plain numbers on rank 0 after it.
+    copies: what ranks have differently where they first do. collectives: operation → rank → what it took part in.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -67,6 +70,8 @@ class Judging:
     gradients: Mapping[int, OfParameters]
     shared: Mapping[int, set[Names]]
     plain: Mapping[int, Numbers]
+    copies: Copies
+    collectives: Mapping[int, Mapping[int, OfRank]]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -93,7 +98,8 @@ class Judging:
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records), rows_by_op(records),
-            gradients_by_op(records), shared_by_op(records), numbers_by_op(records),
+            gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
+            collectives_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -163,6 +169,15 @@ class Judging:
         rows = [("transient", pattern, {" ".join(name) for name in names}) for pattern in self.trainer.transient]
         rows += [("local", pattern, {name for _, name in names}) for pattern in self.trainer.local]
         return [matches_nothing(*row) for row in rows if not any(fnmatchcase(name, row[1]) for name in row[2])]
+
+    def ranks_apart(self) -> str:
+        """Why ranks may have a parameter differently, by what the first step made that parts them."""
+        key = wording.first_problem(self.problems).key
+        before, value = self.at(key.op - 1), self.at(key.op).get((key.role, key.fqn))
+        if one := apart(self.copies, before, self.at(key.op)):
+            return one.told()
+        numbers = prod(value.shape) if value else 0
+        return wording.of_own_gradient(not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else "")
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""

@@ -85,7 +85,7 @@ def not_loaded(keys: Iterable[tuple[str, str]]) -> str:
 
 
 def matches_nothing(declared: str, pattern: str, names: Iterable[str]) -> str:
-    """A pattern of a declaration that fits no name. names: those that there are."""
+    """That a pattern of `transient` or `local` fits no name of what was looked at. names: those that there are."""
     known = sorted(names)
     near = difflib.get_close_matches(pattern.replace("*", ""), known, 2, 0.5) or known[:2]
     such = f"; names are such as {' and '.join(f'`{name}`' for name in near)}" if near else ""

@@ -55,15 +55,17 @@ def scaled(pairs: Sequence[Pair], between: Between) -> str:
     role = next((role for role in CHANGED if any(pair.name[0] == role for pair in pairs)), "")
     if not role:  # such as buffers or second moments alone
         return ""
-    decays = _decays(role, between.settings)
+    by = decays(role, between.settings)
     of_role = [pair for pair in pairs if pair.name[0] == role]
-    changes = {pair.name[1]: _change(pair, decays.get(pair.name[1], 1.0)) for pair in of_role}
+    changes = {
+        pair.name[1]: change(pair.expected, pair.observed, pair.before, by.get(pair.name[1], 1.0)) for pair in of_role
+    }
     what = f"change of {CALLED.get(role, role)}"
-    if changes.keys() <= decays.keys():
+    if changes.keys() <= by.keys():
         what = "gradient that the optimizer was given"
     moved = between.moved(role)  # others are right whatever scales gradients
     every = [name for kind, name in between.expected if kind == role and (name in changes or name in moved)]
-    factor = _factor([*changes.values()])
+    factor = factor_of([*changes.values()])
     if factor is not None and abs(factor - 1) > NEAR:
         return _of_all(what, factor, [*changes], every, between)
     return _of_ranks_rows(what, [*changes.values()], between) or _of_tensors(what, changes, every, between)
@@ -91,7 +93,7 @@ def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> st
     """One factor in the rows of each rank."""
     parts = [[(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks)) for a, b in changes]
              for rank in range(between.ranks)]  # fmt: skip
-    each = [_factor(part) for part in parts]
+    each = [factor_of(part) for part in parts]
     known = [factor for factor in each if factor is not None]
     if len(known) < between.ranks or between.ranks < 2 or max(known) - min(known) <= NEAR:
         return ""
@@ -103,12 +105,14 @@ def _of_tensors(what: str, changes: Mapping[str, Change], every: Sequence[str], 
     """The sentence for two groups of tensors, each with a factor of its own."""
     groups: list[list[str]] = []
     for name in changes:
-        group = next((group for group in groups if _factor([changes[one] for one in (*group, name)]) is not None), None)
+        group = next(
+            (group for group in groups if factor_of([changes[one] for one in (*group, name)]) is not None), None
+        )
         if group is not None:
             group.append(name)
         else:
             groups.append([name])
-    factors = [_factor([changes[name] for name in group]) for group in groups]
+    factors = [factor_of([changes[name] for name in group]) for group in groups]
     if len(groups) != PER_TENSOR or None in factors or len(changes) < len(every):
         return ""
     (few, one), (most, other) = sorted(zip(groups, factors, strict=True), key=lambda each: len(each[0]))
@@ -164,7 +168,7 @@ def _by_ranks(factor: float, ranks: int) -> str:
     return f"{often}. Look at what adds up over the ranks and what divides by their number, and how often each is done."
 
 
-def _decays(role: str, settings: Mapping[Name, Value]) -> dict[str, float]:
+def decays(role: str, settings: Mapping[Name, Value]) -> dict[str, float]:
     """Parameter → by what its moment decays in a step, of those whose param group says so."""
     found: dict[str, float] = {}
     for (kind, name), value in settings.items():
@@ -176,23 +180,23 @@ def _decays(role: str, settings: Mapping[Name, Value]) -> dict[str, float]:
     return found
 
 
-def _change(pair: Pair, decay: float) -> Change:
+def change(expected: Value, observed: Value, before: Value | None, decay: float) -> Change:
     """What should have changed, and what did, beside what a step keeps of the value before it."""
-    shape = pair.expected.shape or (1,)
-    one, other = (as_numbers(value).astype(np.float64).reshape(shape) for value in (pair.expected, pair.observed))
-    if pair.before is None or pair.before.shape != pair.expected.shape:
+    shape = expected.shape or (1,)
+    one, other = (as_numbers(value).astype(np.float64).reshape(shape) for value in (expected, observed))
+    if before is None or before.shape != expected.shape:
         return one, other
-    start = decay * as_numbers(pair.before).astype(np.float64).reshape(shape)
+    start = decay * as_numbers(before).astype(np.float64).reshape(shape)
     return one - start, other - start
 
 
-def _rows(change: Floats, rank: int, ranks: int) -> Floats:
+def _rows(values: Floats, rank: int, ranks: int) -> Floats:
     """The rows that FSDP2 gives a rank: dim 0 in equal parts, of which the last ones are shorter or empty."""
-    size = -(-len(change) // ranks)
-    return change[rank * size : (rank + 1) * size]
+    size = -(-len(values) // ranks)
+    return values[rank * size : (rank + 1) * size]
 
 
-def _factor(changes: Sequence[Change]) -> float | None:
+def factor_of(changes: Sequence[Change]) -> float | None:
     """The factor between the expected changes and the observed ones; None where no single number fits them all."""
     wanted, got = (np.concatenate([change[side].reshape(-1) for change in changes]) for side in (0, 1))
     if not (np.isfinite(wanted).all() and np.isfinite(got).all()) or not wanted.any():

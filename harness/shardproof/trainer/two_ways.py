@@ -15,6 +15,7 @@ from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
+from shardproof.trainer.collectives import reductions_apart
 from shardproof.trainer.counted import plain_number, with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
@@ -144,10 +145,19 @@ def _said(
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _repeated(judging, session, names),
         arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
+        _reduced(judging, session, ops, names),
         _older(judging, session, ops, names, wrong) or rates or ("" if counts_alone else parted),
         _shared(judging, session, ops, names, wrong),
     )
     return " ".join(filter(None, parts))
+
+
+def _reduced(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """Reductions that the one way makes more often than the other in a step. ops: as in `_how_often`."""
+    if session.ops[0].mesh != judging.whole.ops[0].mesh:
+        return ""
+    one, other = (judging.collectives.get(op, {}) for op in ops)
+    return reductions_apart(one, other, names)
 
 
 def _ratio(names: tuple[str, str]) -> float:

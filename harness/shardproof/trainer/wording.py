@@ -90,9 +90,18 @@ def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResul
     return ArmResult(name, Verdict.CRASH.value, told, ())
 
 
-def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str:
-    """Pieces that do not make a whole, with the arm and the operation after which they are first seen."""
-    first = min(problems, key=lambda problem: (problem.key.op, problem.key.role != "param"))
+def first_problem(problems: Sequence[Problem]) -> Problem:
+    """What is seen first of pieces that do not make a whole, of a parameter if there is one."""
+    return min(problems, key=lambda problem: (problem.key.op, problem.key.role != "param"))
+
+
+def of_problems(problems: Sequence[Problem], sessions: Sequence[Session], why: str = "") -> str:
+    """Pieces that do not make a whole, with the arm and the operation after which they are first seen.
+
+    Args:
+        why: what is known of a parameter that ranks have differently after a step, and not before it.
+    """
+    first = first_problem(problems)
     where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
     told = "".join(f", in {name} after {at(op)}" for name, op in where)
     others = len({problem.key[2:] for problem in problems}) - 1
@@ -100,7 +109,7 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str
     named = first.key.role == EXTRA_STATE
     apart = first.key.role in ("param", "setting") and first.kind in ("replica_conflict", "shape")
     after = first.key.role == "param" and first.kind == "replica_conflict" and any(op.kind == "step" for _, op in where)
-    own = f" {NOT_REDUCED}" if after else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
+    own = f" {why or NOT_REDUCED}" if after else f" {OF_EVERY_RANK}" if apart else f" {OF_STATE}" if named else ""
     what = called(first.key.role, first.key.fqn)
     pieces = f"The ranks' pieces of {what} do not fit together"
     if first.kind == "replica_conflict":
@@ -131,10 +140,15 @@ def never_tied(names: str, unknown: Collection[str]) -> str:
     )
 
 
-NOT_REDUCED = (
-    "Before this step the ranks had the same, so each has stepped with a gradient of its own: look at which ranks "
-    'gradients are reduced among. Where every rank is to have its own, as of experts, `local = ["NAME"]` says so.'
-)
+OF_ITS_OWN = "Before this step the ranks had the same, so each has stepped with a gradient of its own"
+LOCAL = 'Where every rank is to have its own, as of experts, `local = ["NAME"]` says so.'
+NOT_REDUCED = f"{OF_ITS_OWN}: look at which ranks gradients are reduced among. {LOCAL}"
+
+
+def of_own_gradient(reduced: str) -> str:
+    """That ranks step a parameter apart. reduced: a sentence about what is reduced in the step; empty if not known."""
+    return f"{OF_ITS_OWN}. {reduced} {LOCAL}" if reduced else NOT_REDUCED
+
 
 OF_STATE = (
     "What `state()` names has to be equal on all ranks, such as a metric that was reduced over them; where every rank "

@@ -22,7 +22,7 @@ CACHE = ("buffer", "cache")
 def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.all_systems()
     monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
-    yield
+    return
 
 
 def judged(folder: Path, data: str, fault: Fault = nothing) -> dict[str, Any]:

@@ -107,3 +107,15 @@ def test_raw_state_dicts_in_distributed_checkpoints(tmp_path: Path) -> None:
     said = failed(found["how=template"])
     assert [name for name in said if not name.startswith("other mesh")] == ["resumed", "used", "again"]
     assert "restored no optimizer state (exp_avg, exp_avg_sq, step of 4 parameters are missing)" in said["resumed"]
+
+
+def test_what_is_reduced_is_told_where_ranks_or_ways_part(tmp_path: Path) -> None:
+    found = ran(tmp_path, "reduces", "--set", "chunks=2")
+    told = {options: failed(result) for options, result in found.items()}
+    assert told["chunks=2"] == {}
+    assert "In this step nothing is reduced over ranks at all." in told["chunks=2+how=never"]["ranks agree"]
+    assert "the ranks have one gradient, and each scales it" in told["chunks=2+how=clipped"]["ranks agree"]
+    assert (
+        "Rank 0 takes part in all_reduce of 32 numbers among ranks 0, 1 once with chunks=1 and twice with chunks=2 "
+        "(reduces.py:41)"
+    ) in told["chunks=2+how=each"]["alike chunks"]

@@ -52,6 +52,7 @@ from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.every_mesh import passes
 from shardproof.trainer.rank.calls import Calls
+from shardproof.trainer.rank.collectives import Collectives
 from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
@@ -83,7 +84,7 @@ class Rank:
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
-        self.gradients, self.inputs = Gradients(), Inputs()
+        self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
 
@@ -241,6 +242,7 @@ class Rank:
             yield self.inputs.record(op, self.context.rank)
         if self.gradients.seen:
             yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
+        yield self.collectives.record(op, self.context.rank)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
             data = json.dumps(sorted(told)).encode()

@@ -1,0 +1,111 @@
+"""What collectives say of a difference: two ways that reduce a tensor another number of times, and a parameter that the
+ranks step apart, of which they have reduced nothing.
+
+*Verifies*: how often each rank took part in which collective of a step (`shardproof.trainer.rank.collectives`).
+*Does not verify*: which tensor it was. A reduction is told by how many numbers it carries, and a bucket, or a flat
+buffer, carries several tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from shardproof.observe.record import Record
+from shardproof.trainer.arms import COLLECTIVES
+
+Collective = tuple[str, int, tuple[int, ...]]
+"""Kind, such as `all_reduce`; how many numbers a rank puts in; among which ranks."""
+
+OfRank = Mapping[Collective, tuple[int, str]]
+"""How often a rank took part in each, and a line from which it did."""
+
+MOST_APART = 2
+"""Two ways with more collectives than that which only one of them has are built otherwise, and nothing is told."""
+
+MOST_TOLD = 3
+
+
+def collectives_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfRank]]:
+    """Operation → rank → its collectives."""
+    found: dict[int, dict[int, OfRank]] = {}
+    for record in records:
+        if record.role != COLLECTIVES:
+            continue
+        often: Counter[Collective] = Counter()
+        lines: dict[Collective, str] = {}
+        for kind, numbers, ranks, where, count in json.loads(record.data):
+            key = kind, numbers, tuple(ranks)
+            often[key] += count
+            lines[key] = lines.get(key) or where
+        found.setdefault(record.op, {})[record.rank] = {key: (often[key], lines[key]) for key in often}
+    return found
+
+
+def reductions_apart(one: Mapping[int, OfRank], other: Mapping[int, OfRank], names: tuple[str, str]) -> str:
+    """A sentence about the reductions of a step that a rank takes part in more often in one of two ways; empty where
+    there are none, or where the ways are built otherwise.
+
+    Args:
+        one, other: rank → its collectives in the step. names: of the ways.
+    """
+    for rank in sorted(one.keys() & other.keys()):
+        mine, its = (_reductions(way[rank]) for way in (one, other))
+        apart = [key for key in {**mine, **its} if mine.get(key, NEVER)[0] != its.get(key, NEVER)[0]]
+        if apart and len(mine.keys() ^ its.keys()) <= MOST_APART:
+            told = [
+                f"{_called(key)} {_times(mine.get(key, NEVER)[0])} with {names[0]} and "
+                f"{_times(its.get(key, NEVER)[0])} with {names[1]}{_from(its.get(key, mine.get(key, NEVER))[1])}"
+                for key in apart[:MOST_TOLD]
+            ]
+            more = any(key in mine and key in its for key in apart)
+            return f"Rank {rank} takes part in {', in '.join(told)}.{AGAIN if more else ''}"
+    return ""
+
+
+NEVER = (0, "")
+
+AGAIN = (
+    " A sum that has been reduced counts once more for each rank wherever it is reduced again with what is added to it."
+)
+
+
+def not_reduced(numbers: int, seen: Mapping[int, OfRank]) -> str:
+    """A sentence about what was reduced in a step after which ranks have other bits of a parameter; empty where
+    something was that may have been its gradient.
+
+    Args:
+        numbers: how many the parameter has. seen: rank → its collectives in the step; empty where they are not known.
+    """
+    if len(seen) < 2:
+        return ""
+    reduced = {key: line for own in seen.values() for key, (_, line) in _reductions(own).items()}
+    whole = [key for key in reduced if key[1] >= numbers and len(key[2]) == len(seen)]
+    if whole:
+        return ""
+    if not reduced:
+        return "In this step nothing is reduced over ranks at all."
+    part = [key for key in reduced if key[1] >= numbers]
+    told = ", ".join(f"{_called(key)}{_from(reduced[key])}" for key in (part or list(reduced))[:MOST_TOLD])
+    if part:
+        return f"What is reduced in this step with {numbers} numbers or more, is so among some ranks alone: {told}."
+    return f"Nothing of {numbers} numbers or more is reduced in this step; reduced are {told}."
+
+
+def _reductions(own: OfRank) -> OfRank:
+    return {key: value for key, value in own.items() if "reduce" in key[0]}
+
+
+def _called(key: Collective) -> str:
+    kind, numbers, ranks = key
+    among = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]} alone" if ranks else "ranks"
+    return f"{kind} of {numbers} number{'s' * (numbers != 1)} among {among}"
+
+
+def _times(often: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(often, f"{often} times")
+
+
+def _from(line: str) -> str:
+    return f" ({line})" if line else ""

@@ -1,0 +1,72 @@
+"""Which collectives a rank took part in, as torch's flight recorder says: each with how many numbers it carries, among
+which ranks, and the line of the trainer or of its stack that it comes from.
+
+The recorder writes down whatever reaches a process group of gloo or NCCL, of C++ code as of DistributedDataParallel
+too, and takes no part in it. *Does not see* more than the latest `KEPT` of an operation, and torch before 2.9 on gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardproof.observe.record import Record, whole
+from shardproof.trainer.arms import COLLECTIVES
+
+KEPT = 2000
+_SIZE = "TORCH_FR_BUFFER_SIZE"
+_OURS = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class Collectives:
+    """The collectives since the latest record."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault(_SIZE, str(KEPT))  # which torch reads at a process' first collective
+        self._next = 0
+
+    def record(self, op: int, rank: int) -> Record:
+        """What there was as a record that is not compared: kind, how many numbers, among which ranks, where, and how
+        often."""
+        groups = {name: dist.get_process_group_ranks(group) for group, name in _groups().items()}
+        every = list(range(dist.get_world_size())) if dist.is_initialized() else []
+        found: Counter[tuple[str, int, tuple[int, ...], str]] = Counter()
+        for entry in self._new():
+            kind = entry["profiling_name"].partition(":")[2]
+            ranks = groups.get(entry["process_group"][0], every)
+            numbers = sum(prod(sizes) for sizes in entry["input_sizes"])
+            found[kind, numbers, tuple(ranks), _where(entry.get("frames", ()))] += 1
+        data = json.dumps([[*each, often] for each, often in found.items()]).encode()
+        return whole(op, rank, COLLECTIVES, "", "utf8", (len(data),), data)
+
+    def _new(self) -> list[dict[str, Any]]:
+        dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+        try:
+            entries = pickle.loads(dump())["entries"] if dump else []  # of this very process
+        except Exception:  # a release whose recorder knows no such call: nothing is said of collectives
+            return []
+        new = [entry for entry in entries if entry["record_id"] >= self._next and not entry["is_p2p"]]
+        self._next = max((entry["record_id"] + 1 for entry in entries), default=self._next)
+        return new
+
+
+def _groups() -> dict[Any, str]:
+    return dict(dist.distributed_c10d._world.pg_names) if dist.is_initialized() else {}
+
+
+def _where(frames: Any) -> str:
+    """File and line of the innermost call that is neither torch's nor ours."""
+    for frame in frames:
+        name = str(frame["filename"])
+        if not name.startswith((_TORCH, _OURS, "<")):
+            return f"{Path(name).name}:{frame['line']}"
+    return ""

@@ -29,7 +29,7 @@ STEPWISE = ("build", "step", "save", "load")
 BITS, ROUNDING_BF16 = "bits", "rounding bf16"
 """What `alike` may say of an axis, beside `rounding`."""
 
-DATA = ("axes", "requires", "steps", "altered", "alike", "transient", "local", "emulates")
+DATA = ("axes", "requires", "steps", "altered", "alike", "transient", "local", "frozen", "emulates")
 RESERVED = ("rank", "world", "seed", "device", "folder", "sizes", "values")
 """What a cell has beside axes."""
 
@@ -44,7 +44,7 @@ class Described:
 
     * file, name: the class of that name in this file. doc: the first line of its docstring.
     * axes: axis → the texts of its values, the first of which is the plain one. open: axes that take other values too.
-    * requires, steps, altered, alike, transient, local, emulates: see `shardproof.trainer.base.Trainer`.
+    * requires, steps, altered, alike, transient, local, frozen, emulates: see `shardproof.trainer.base.Trainer`.
     * fits: whether it has `fit` in the place of `build`, `step`, `save` and `load`.
     * literals: axis → its values as they stand in the file, such as `True` where `axes` has the text `true`.
     * saves: whether it can save and load.
@@ -65,6 +65,7 @@ class Described:
     saves: bool = True
     local: tuple[str, ...] = ()
     emulates: str = ""
+    frozen: tuple[str, ...] = ()
 
     def takes(self, axis: str, text: str) -> bool:
         """Whether an axis has this value."""
@@ -161,6 +162,7 @@ class _Reading:
             fits or methods >= {*STEPWISE} or self._derives_elsewhere(node),
             self._patterns("local", data.get("local", ()), "NAME"),
             self._emulates(data.get("emulates", "")),
+            self._patterns("frozen", data.get("frozen", ()), "NAME"),
         )  # fmt: skip
 
     def _axes(self, given: object) -> dict[str, tuple[str, ...]]:
@@ -346,5 +348,6 @@ _FORMS = {
     "alike": 'alike = {"foreach": "bits"}',
     "transient": 'transient = ("grad *",)',
     "local": 'local = ["*.experts.*"]',
+    "frozen": 'frozen = ["base.*"]',
     "emulates": 'emulates = "cuda"',
 }

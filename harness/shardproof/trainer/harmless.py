@@ -58,7 +58,9 @@ def beside_random_states(
 ) -> tuple[list[Difference], list[str]]:
     """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them is
     the same, it is the note, also of generators that a load does not restore; where later steps are given other data,
-    it is what differs then."""
+    it is what differs then. What had no effect in one session is left out of those that are judged after it, which may
+    have no step left to show it."""
+    found = [one for one in found if (one.key.role, one.key.fqn) not in judging.without_effect]
     own = {(one.key.role, one.key.fqn) for one in found}
     *early, last = [op.index for op in session.ops if op.kind == "step"] or [-1]
     if not early or any(role not in OF_A_RANK for role, _ in own) or not own or found[0].key.op >= last:
@@ -67,6 +69,7 @@ def beside_random_states(
     between, looked_at = judging.between, judging.looked_at
     later = judging.steps_differ(session, other, {*leave, *every}, rounds=True)
     if not later and judging.looked_at > looked_at:
+        judging.without_effect |= own
         return [], [without_effect(own)]
     if later and judging.data_of(session, later):
         return later, []

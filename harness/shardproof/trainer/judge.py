@@ -3,8 +3,8 @@
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
     tied          names of one parameter, after every operation          one parameter, or one memory
-    trains        the parameters, at the beginning and at the end        some differ, or no other arm sees anything; no
-                                                                         frozen one is stepped
+    trains        the parameters, and counts of their steps              some move, or no other arm sees anything; no
+                                                                         frozen one does; counts grow
     twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes
@@ -56,29 +56,19 @@ from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
 from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
-from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
+from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.not_finite import is_wild, where_first
 from shardproof.trainer.notes import (
-    buffers_stay_zero,
-    frozen_is_stepped,
     frozen_left_out,
-    frozen_moves,
     idle,
-    never_moved,
-    no_numbers,
     not_loaded,
-    nothing_trains,
-    nothing_trains_later,
-    schedule_runs_on,
-    stays_zero,
 )
 from shardproof.trainer.other_mesh import on_another_mesh
-from shardproof.trainer.overflows import all_overflow, overflows
-from shardproof.trainer.plain import every_step_skipped, left_behind, numbers_left_behind
+from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
+from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.trainer.unsteady import likely
@@ -122,7 +112,7 @@ class Judge(Judging):
         self.notes += self.patterns_of_nothing()
         self._twice()
         self._tied()
-        self._trains()
+        trains(self)
         self._twin()
         self._unsaved()
         self._cut()
@@ -175,84 +165,6 @@ class Judge(Judging):
             self.unsteady |= new
         if not self.unsteady:
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
-
-    def _trains(self) -> None:
-        """Look for a run that moves no parameter, as on one every other arm would pass; name parameters that stay."""
-        moments = [op.index for op in self.whole.ops if self._by_op.get(op.index)]
-        if WHOLE in self.failures or len(moments) < 2:
-            return
-        last, notes = self.at(moments[-1]), list[str]()
-        if self._frozen_moves(notes):
-            return
-        still = self._still(moments[0], last)
-        steps = [op.index for op in self.whole.ops if op.kind == "step"]
-        later = [index for index in steps if index > self.saved]
-        params = sum(key[0] == PARAMS and bool(value.data) for key, value in last.items())
-        if wrong := self._no_numbers(last):
-            self.differences += [not_a_number(name, moments[-1]) for name in wrong]
-            told = no_numbers(wrong, self._first_wild())
-            self.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
-            return
-        skipped = overflows([(op.iteration, self.at(op.index - 1), self.at(op.index)) for op in self.whole.ops
-                             if op.index in steps])  # fmt: skip
-        if still and len(still) == params:
-            begun, ended = (self.plain.get(op, {}) for op in (moments[0], moments[-1]))
-            why = every_step_skipped(begun, ended, len(steps)) or all_overflow(skipped, len(steps))
-            why = why or why_still(still, self._all_seen(steps))
-            text = nothing_trains(len(steps), last, why)
-        elif params and later and len(self._still(self.saved, last)) == params:
-            names = [key[1] for key in last if key[0] == PARAMS]
-            text = nothing_trains_later(len(later), last, why_still(names, self._all_seen(later)))
-        else:
-            again = self.data_repeat(self.whole)
-            zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
-                self.at(moments[0]).get((role, name)), value))  # fmt: skip
-            notes += [never_moved(still, params)] if still else []
-            notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
-            notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
-            self.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
-            return
-        self.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
-
-    def _all_seen(self, steps: list[int]) -> OfParameters:
-        """The kind of gradient that optimizers had of each parameter in any of the steps."""
-        return together(self.gradients.get(op, {}) for op in steps)
-
-    def _frozen_moves(self, notes: list[str]) -> bool:
-        """Look for frozen parameters that a step changes: a failure where an optimizer steps them or fp32 copies of
-        them that are no parameters of a module, and otherwise a note, since averages and copies of other parameters are
-        moved by hand."""
-        for op in self.whole.ops:
-            seen, before, after = self.gradients.get(op.index, {}), self.at(op.index - 1), self.at(op.index)
-            frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
-            moved = {key[1] for key in frozen if key in before and before[key] != after.get(key)}
-            stepped = sorted(moved & {*stepped_frozen(seen)})
-            copied = [name for name in sorted(moved) if has_master(name, after, seen)]
-            if stepped or copied:
-                self.differences += [not_frozen(name, op.index) for name in stepped or copied]
-                told = frozen_is_stepped(stepped or copied, op.iteration, copies=not stepped)
-                self.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
-                return True
-            notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []
-        return False
-
-    def _first_wild(self) -> str:
-        """A sentence on the first operation of the uninterrupted session after which a value is NaN or infinite."""
-        for op in self.whole.ops:
-            own = self.at(op.index)
-            before = self.at(op.index - 1) if op.index > self.whole.ops[0].index else {}
-            if told := where_first([*own], own, before, None, self.gradients.get(op.index, {})):
-                return f"The first one is there after {wording.at(op)}: {told}."
-        return ""
-
-    def _no_numbers(self, values: At) -> list[str]:
-        """The parameters with an element that is NaN or infinite."""
-        return [key[1] for key, value in values.items() if key[0] == PARAMS and is_wild(value)]
-
-    def _still(self, since: int, last: At) -> list[str]:
-        """The parameters that are at last what they were after an operation."""
-        first = self.at(since).items()
-        return [key[1] for key, value in first if key[0] == PARAMS and value.data and last.get(key) == value]
 
     def _tied(self) -> None:
         """Look for names that the trainer calls one parameter, and that are two after some operation."""
@@ -456,7 +368,7 @@ class Judge(Judging):
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
         fresh = [self.at(one.first("build")) for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
-        seen = self._all_seen([op.index for op in self.whole.ops])
+        seen = all_seen(self, [op.index for op in self.whole.ops])
         frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
         live = not_made_by_build(self.at(at), fresh, frozen)
         folder = self.directory / f"checkpoint{arms.FIRST}"
@@ -470,16 +382,6 @@ class Judge(Judging):
         absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
         notes += [frozen_left_out(absent)] if absent else []
         self.add("written", held.differences(at), wording.of_written(held), notes)
-
-
-def not_frozen(name: str, op: int) -> Difference:
-    """A frozen parameter that an optimizer has stepped, as a difference of the operation."""
-    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="frozen, and stepped")
-
-
-def not_a_number(name: str, op: int) -> Difference:
-    """A parameter that is NaN or infinite, as a difference of the operation."""
-    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="NaN or infinite")
 
 
 def untied(names: str, op: int) -> Difference:

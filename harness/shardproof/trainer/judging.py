@@ -33,7 +33,7 @@ from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
 from shardproof.trainer.ranks_apart import Copies, apart, copies_of
-from shardproof.trainer.rounding import At, rounded
+from shardproof.trainer.rounding import PARAMS, At, rounded
 from shardproof.trainer.shared import Names, shared_by_op
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
@@ -45,6 +45,7 @@ class Judging:
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
+    without_effect: random states in which two sessions differed, while all that later steps made was the same.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
     given: operation → what the model was given in it. rows: → how many rows that were, on all ranks.
     gradients: operation → what optimizers had of each parameter in it.
@@ -75,6 +76,7 @@ class Judging:
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
+    without_effect: set[tuple[str, str]] = field(default_factory=set)
     element_by_element: bool = False
     rounding: bool = False
     looked_at: int = 0
@@ -164,10 +166,13 @@ class Judging:
         return {(key.role, key.fqn) for key in self.observed}
 
     def patterns_of_nothing(self) -> list[str]:
-        """A sentence for each pattern of `transient` and `local` that no value has, as after a slip of the pen."""
+        """A sentence for each pattern of names that fits none, as after a slip of the pen."""
         names = {(role, without_rank(name)) for role, name in self._observed_names}
         rows = [("transient", pattern, {" ".join(name) for name in names}) for pattern in self.trainer.transient]
         rows += [("local", pattern, {name for _, name in names}) for pattern in self.trainer.local]
+        rows += [
+            ("frozen", pattern, {name for role, name in names if role == PARAMS}) for pattern in self.trainer.frozen
+        ]
         return [matches_nothing(*row) for row in rows if not any(fnmatchcase(name, row[1]) for name in row[2])]
 
     def ranks_apart(self) -> str:

@@ -35,7 +35,7 @@ from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
-from shardproof.trainer.gradients import are_frozen, why_still
+from shardproof.trainer.gradients import GRADIENT, are_frozen, why_still
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.rates import ZERO, of_rates, rates_in
 from shardproof.trainer.scaled import CHANGED, in_common, scaled
@@ -140,6 +140,8 @@ def _still(pairs: Sequence[Pair], between: Between) -> str:
     names = [pair.name[1] for pair in params]
     if not should and are_frozen(names, between.gradients):
         return f"{which}: they are frozen (`requires_grad` is False). {MOVED}"
+    if not should and all(between.gradients.get(name) == GRADIENT for name in names):
+        return f"{which}: {TRAINABLE}"
     if not should:
         return f"{which}. {MOVED}"
     rate = "" if rates_in(between.settings) - ZERO else ", and at the rate"
@@ -147,6 +149,10 @@ def _still(pairs: Sequence[Pair], between: Between) -> str:
     return f"{which}: {seen or f'look at what skips a step, and at gradients that are zero or do not arrive{rate}'}."
 
 
+TRAINABLE = (
+    "an optimizer steps them here, with gradients other than zero. Look at what sets `requires_grad`, such as a "
+    "wrapper or the load of an adapter, and at which parameters the optimizer is given."
+)
 MOVED = (
     "Look at weight decay, at moments from before, and at a copy of the parameters in another dtype that the optimizer "
     "steps and that is written back."

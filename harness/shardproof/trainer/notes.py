@@ -196,6 +196,26 @@ def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:
     return f"{_are(names)} frozen (`requires_grad` is False), and {_change(names)} in step {step}: {why}."
 
 
+def declared_frozen_moves(names: Sequence[str], step: int, *, trainable: bool) -> str:
+    """Parameters change that the trainer calls `frozen`. trainable: whether `requires_grad` is True of one."""
+    why = (
+        "`requires_grad` is True of them, so look at what sets it, such as a wrapper or the load of an adapter, and at "
+        "which parameters the optimizer is given"
+    ) if trainable else (
+        "`requires_grad` is False, so look at a gradient from before in `.grad`, and at copies that the optimizer steps"
+    )  # fmt: skip
+    return f"{_are(names)} called `frozen`, and {_change(names)} in step {step}: {why}."
+
+
+def uncounted(names: Sequence[str], steps: int) -> str:
+    """An optimizer's counts of steps stay what they are, though the parameters move."""
+    which = f"{names[0]}" if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
+    return (
+        f"The optimizer never counts its steps: its `step` of {which} is the same after each of {steps} steps that "
+        "change it. What depends on the count, such as the bias correction of Adam, stays that of the first step."
+    )
+
+
 def frozen_left_out(names: Sequence[str]) -> str:
     """Frozen parameters are in no file, and every build makes them alike, as the base of a LoRA model."""
     which = f"{len(names)} frozen parameters" if len(names) > 1 else "a frozen parameter"

@@ -26,7 +26,7 @@ from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, r
 from shardproof.trainer.rates import rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
-from shardproof.trainer.updates import how_often
+from shardproof.trainer.updates import how_often, stepped_apart
 from shardproof.verdict import Verdict
 
 MOST_NUMBERS = 3
@@ -138,6 +138,7 @@ def _said(
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     parts = (
+        stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
         _not_finite(judging, ops, names, wrong),

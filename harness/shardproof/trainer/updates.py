@@ -1,4 +1,4 @@
-"""How often each of two ways to compute the same updated in one step, where they did not do so equally often.
+"""How often each of two ways to compute the same updated in one step, and which parameters, where they do not agree.
 
 One step of a trainer may be an epoch, or a batch that is cut into micro-batches. A way that drops the last ones, or
 updates once more for them, comes to other values everywhere; that it counts another number of updates says why.
@@ -13,7 +13,9 @@ import re
 from collections.abc import Iterator
 
 from shardproof.diff import as_numbers
-from shardproof.trainer.every_mesh import Name, Values, of_every_mesh
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.every_mesh import Name, Values, of_every_mesh, without_rank
+from shardproof.trainer.rounding import PARAMS
 
 Way = tuple[Values, Values]
 """What a way has before a step and after it."""
@@ -32,10 +34,41 @@ def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
         pairs = {(grown[0][name], grown[1][name]) for name in grown[0].keys() & grown[1].keys()}
         if apart := sorted(pair for pair in pairs if pair[0] != pair[1] and min(pair) >= 0):
             one, other = apart[0]
+            ways = ((names[0], one, first), (names[1], other, own))
+            if uncounted := [way for way, number, moment in ways if kind == "step" and not number and _moves(*moment)]:
+                return f"At step {step}, {uncounted[0]} moves parameters and counts no step: its `step` stays as it is."
             return f"At step {step}, {names[0]} {verb} {_times(one)} and {names[1]} {_times(other)}."
         if pairs:
             return ""
     return ""
+
+
+def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
+    """A sentence about parameters that the optimizers of only one of two ways step; empty where there are none, or
+    where a way steps what no module has, such as flat copies. names: of the two ways."""
+    there = {name for role, name in first if role == PARAMS} & {name for role, name in own if role == PARAMS}
+    one, two = _held(first), _held(own)
+    if not one or not two or not one | two <= there:
+        return ""
+    for mine, its, way, other in ((one, two, *names), (two, one, *names[::-1])):
+        if more := sorted(mine - its):
+            which = more[0] if len(more) == 1 else f"{len(more)} parameters, such as {more[0]},"
+            return (
+                f"With {way} the optimizer is given {which} and with {other} it is not: look at what fills its param "
+                "groups, such as a wrapper that makes them anew from all parameters of the model."
+            )
+    return ""
+
+
+def _held(values: Values) -> set[str]:
+    """The names of all parameters in param groups."""
+    groups = (value for (role, name), value in values.items() if role == SETTING and name.endswith(".params"))
+    return {without_rank(name) for value in groups for name in value.data.decode().split("\n") if name}
+
+
+def _moves(before: Values, after: Values) -> bool:
+    """Whether a parameter changes."""
+    return any(value != after.get(name) for name, value in before.items() if name[0] == PARAMS)
 
 
 def _grown(kind: str, before: Values, after: Values) -> Iterator[tuple[Name, int]]:

@@ -1,4 +1,4 @@
-"""What a trainer declares of state, `transient` and `local`: what a pattern lets go, and one that fits no name."""
+"""What a trainer declares by patterns of names: what each lets go or forbids, and one that fits no name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardproof.program import Op
 from shardproof.protocol import registry
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
-from simulated import Fault, Simulation, State, nothing
+from simulated import COUNT, Fault, Simulation, State, nothing
 from trainer_texts import STEPWISE, registered
 
 CACHE = ("buffer", "cache")
@@ -51,3 +51,21 @@ def test_a_pattern_that_fits_no_name_is_told(tmp_path: Path) -> None:
         "transient: `buffer w` is the name of nothing that was looked at; names are such as `exp_avg w` and `param w`",
         "local: `*.experts.*` is the name of nothing that was looked at; names are such as `cpu` and `group0.lr`",
     ]
+
+
+@pytest.mark.parametrize(("pattern", "verdict"), [("w", "mismatch"), ("base.*", "pass")])
+def test_a_parameter_that_is_declared_frozen_and_moves(tmp_path: Path, pattern: str, verdict: str) -> None:
+    found = judged(tmp_path, f"frozen = ['{pattern}']")
+    arm = next((arm for arm in found["arms"] if arm["name"] == "trains"), {"verdict": "pass", "sentence": ""})
+    assert arm["verdict"] == verdict
+    assert ("w is called `frozen`, and changes in step 0" in arm["sentence"]) == (verdict == "mismatch")
+
+
+def test_a_count_of_steps_that_stays_while_its_parameter_moves(tmp_path: Path) -> None:
+    def never(session: Session, op: Op, state: State) -> None:
+        if COUNT in state:
+            state[COUNT] = np.float32(0)
+
+    found = judged(tmp_path, "", never)
+    (told,) = [arm["sentence"] for arm in found["arms"] if arm["name"] == "trains"]
+    assert told.startswith("The optimizer never counts its steps: its `step` of w is the same after each of 4 steps")

@@ -386,12 +386,15 @@ def test_a_parameter_that_zero3_has_taken_apart_is_its_partition(
 def test_what_a_trainers_own_state_names_is_told_from_its_attributes() -> None:
     class Mine(Trainer):
         def state(self) -> dict[str, Any]:
-            return super().state() | {"other": self.held, "seen": 3, "held": self.held}
+            return super().state() | {"other": self.held, "seen": 3, "history": self.history}
 
     rank: Any = object.__new__(Rank)
     rank.trainer = Mine()
-    rank.trainer.held = [torch.ones(1)]
-    assert (rank._asked().keys(), rank.named) == ({"held", "other", "seen"}, {"other", "seen"})
+    rank.trainer.held, rank.trainer.history = [torch.ones(1)], [2, 4]
+    assert (rank._asked().keys(), rank.named) == (
+        {"held", "history", "other", "seen"}, {"history", "other", "seen"}
+    )  # fmt: skip
+    assert "extra_state history.1" in named_values(rank)
     assert "_attributes" not in rank._asked()
     Mine.state = lambda self: {"held": self.held}  # type: ignore[method-assign]
     assert (rank._asked().keys(), rank.named) == ({"held"}, {"held"})

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.harmless import harmless, of_loaders_elsewhere
+from shardproof.trainer.harmless import beside_random_states, harmless, of_loaders_elsewhere
 from shardproof.trainer.judging import Judging
 
 EPOCH, COUNT, PLACE = (
@@ -55,3 +55,14 @@ def test_the_count_of_a_schedules_calls_alone() -> None:
 def test_what_of_a_loader_another_mesh_has_not() -> None:
     weight = ("param", "w")
     assert of_loaders_elsewhere({EPOCH: value("1"), weight: value("2")}, {}) == {EPOCH}
+
+
+def test_a_random_state_without_effect_is_left_out_of_a_session_with_no_step_to_show_it() -> None:
+    name = ("rng", "rank0.torch")
+    key = SimpleNamespace(role=name[0], fqn=name[1], op=1)
+    differs = SimpleNamespace(key=key)
+    judging: Any = SimpleNamespace(without_effect={name})
+    session: Any = SimpleNamespace(ops=[SimpleNamespace(kind="step", index=2)])
+    assert beside_random_states(judging, session, session, [cast(Any, differs)], ()) == ([], [])
+    judging.without_effect = set()
+    assert beside_random_states(judging, session, session, [cast(Any, differs)], ()) == ([differs], [])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer.updates import Way, how_often
+from shardproof.trainer.every_mesh import Name
+from shardproof.trainer.updates import Way, how_often, stepped_apart
 
 
 def way(role: str, name: str, before: int | None, after: int) -> Way:
@@ -37,3 +38,35 @@ def test_how_often_is_told_where_it_differs(
     role: str, name: str, first: tuple[int | None, int], own: tuple[int | None, int], told: str
 ) -> None:
     assert how_often(way(role, name, *first), way(role, name, *own), ("a=1", "a=2"), 0) == told
+
+
+def test_a_way_that_moves_parameters_and_counts_no_step_is_not_said_to_have_made_none() -> None:
+    moved: list[dict[Name, Value]] = [{("param", "w"): Value("fp32", (), np.float32(n).tobytes())} for n in (1, 2)]
+    counts, stays = way("step", "w", 3, 4), way("step", "w", 0, 0)
+    both = [({**w[0], **moved[0]}, {**w[1], **moved[1]}) for w in (counts, stays)]
+    told = how_often(both[0], both[1], ("a=1", "a=2"), 3)
+    assert told == "At step 3, a=2 moves parameters and counts no step: its `step` stays as it is."
+
+
+def _holding(*names: str) -> dict[Name, Value]:
+    params: dict[Name, Value] = {("param", name): Value("fp32", (), b"") for name in ("a", "b")}
+    text = "\n".join(names).encode()
+    return params | {("setting", "group0.params"): Value("utf8", (len(text),), text)}
+
+
+@pytest.mark.parametrize(
+    ("first", "own", "told"),
+    [
+        (("b",), ("a", "b"), "With x=2 the optimizer is given a and with x=1 it is not: look at what fills"),
+        (("a", "b"), ("b",), "With x=1 the optimizer is given a and with x=2 it is not"),
+        (("a", "b"), ("a", "b"), ""),
+        (("flat0",), ("a", "b"), ""),
+        ((), ("a", "b"), ""),
+    ],
+)
+def test_parameters_that_one_way_alone_gives_its_optimizer(
+    first: tuple[str, ...], own: tuple[str, ...], told: str
+) -> None:
+    found = stepped_apart(_holding(*first), _holding(*own), ("x=1", "x=2"))
+    assert found.startswith(told)
+    assert bool(found) == bool(told)

@@ -12,7 +12,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType
@@ -50,7 +50,6 @@ from shardproof.trainer.arms import (
 )  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
-from shardproof.trainer.every_mesh import passes
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.collectives import Collectives
 from shardproof.trainer.rank.emulated import class_for, device_for
@@ -171,19 +170,19 @@ class Rank:
         self.named = {
             name
             for name, value in found.items()
-            if name not in attributes or held.get(name) is not value or (name in own and passes(name))
+            if name not in attributes or held.get(name) is not value or name in own
         }
         self.tied = list(pairs_of(self.trainer.tied))
         return found
 
     def _watched(self, op: Op) -> AbstractContextManager[object]:
-        """Inside, what models are given is kept and, in the sessions that are held against each other step by step,
-        what modules come to and optimizers have."""
+        """Inside, what models are given and optimizers have is kept and, in the sessions that are held against each
+        other step by step, what modules come to."""
         within = ExitStack()
         within.enter_context(self.inputs.watched())
-        if op.arm.startswith((WHOLE, TWICE, ALIKE)):
-            within.enter_context(self.gradients.watched())
-            within.enter_context(self.calls.watched() if self.calls else nullcontext())
+        within.enter_context(self.gradients.watched())
+        if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
+            within.enter_context(self.calls.watched())
         return within
 
     def _device(self) -> AbstractContextManager[None]:
@@ -284,7 +283,7 @@ class Rank:
 
 def written_in_state(kind: type) -> set[str]:
     """The texts in a trainer's own `state()`. An attribute that it gives under the attribute's name, such as
-    `found["batch"] = self.batch`, is told by that alone from what every trainer's gives."""
+    `found["history"] = self.history`, is told by that alone from what every trainer's gives."""
     methods = (vars(each)["state"] for each in kind.__mro__ if each is not Trainer and "state" in vars(each))
     waiting: list[object] = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
     found: set[str] = set()

@@ -1,0 +1,174 @@
+"""The arm `trains`: whether the run without a break moves its parameters, those that are to move and no others, and
+whether what it moves them by is counted.
+
+*Verifies*: that parameters move, and are numbers; that frozen ones, and those that the trainer calls `frozen`, do not;
+that an optimizer's count of steps grows with the parameters that it steps. *Does not verify*: by how much they move.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from shardproof.diff import Difference
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE
+from shardproof.result import ArmResult
+from shardproof.trainer import wording
+from shardproof.trainer.arms import WHOLE
+from shardproof.trainer.every_mesh import without_rank
+from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.not_finite import is_wild, where_first
+from shardproof.trainer.notes import (
+    buffers_stay_zero,
+    declared_frozen_moves,
+    frozen_is_stepped,
+    frozen_moves,
+    never_moved,
+    no_numbers,
+    nothing_trains,
+    nothing_trains_later,
+    schedule_runs_on,
+    stays_zero,
+    uncounted,
+)
+from shardproof.trainer.overflows import all_overflow, overflows
+from shardproof.trainer.plain import every_step_skipped
+from shardproof.trainer.rounding import PARAMS, At
+from shardproof.verdict import Verdict
+
+
+def trains(judging: Judging) -> None:
+    """Look for a run that moves no parameter, as on one every other arm would pass; name parameters that stay."""
+    moments = [op.index for op in judging.whole.ops if judging.at(op.index)]
+    if WHOLE in judging.failures or len(moments) < 2:
+        return
+    last, notes = judging.at(moments[-1]), list[str]()
+    if _frozen_moves(judging, notes) or _declared_frozen_moves(judging) or _uncounted(judging):
+        return
+    still = _still(judging, moments[0], last)
+    steps = [op.index for op in judging.whole.ops if op.kind == "step"]
+    later = [index for index in steps if index > judging.saved]
+    params = sum(key[0] == PARAMS and bool(value.data) for key, value in last.items())
+    if wrong := _no_numbers(judging, last):
+        judging.differences += [not_a_number(name, moments[-1]) for name in wrong]
+        told = no_numbers(wrong, _first_wild(judging))
+        judging.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+        return
+    skipped = overflows([(op.iteration, judging.at(op.index - 1), judging.at(op.index)) for op in judging.whole.ops
+                         if op.index in steps])  # fmt: skip
+    if still and len(still) == params:
+        begun, ended = (judging.plain.get(op, {}) for op in (moments[0], moments[-1]))
+        why = every_step_skipped(begun, ended, len(steps)) or all_overflow(skipped, len(steps))
+        why = why or why_still(still, all_seen(judging, steps))
+        text = nothing_trains(len(steps), last, why)
+    elif params and later and len(_still(judging, judging.saved, last)) == params:
+        names = [key[1] for key in last if key[0] == PARAMS]
+        text = nothing_trains_later(len(later), last, why_still(names, all_seen(judging, later)))
+    else:
+        again = judging.data_repeat(judging.whole)
+        zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
+            judging.at(moments[0]).get((role, name)), value))  # fmt: skip
+        notes += [never_moved(still, params)] if still else []
+        notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
+        notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
+        judging.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
+        return
+    judging.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+
+def all_seen(judging: Judging, steps: list[int]) -> OfParameters:
+    """The kind of gradient that optimizers had of each parameter in any of the steps."""
+    return together(judging.gradients.get(op, {}) for op in steps)
+
+
+def _frozen_moves(judging: Judging, notes: list[str]) -> bool:
+    """Look for frozen parameters that a step changes: a failure where an optimizer steps them or fp32 copies of
+    them that are no parameters of a module, and otherwise a note, since averages and copies of other parameters are
+    moved by hand."""
+    for op in judging.whole.ops:
+        seen, before, after = judging.gradients.get(op.index, {}), judging.at(op.index - 1), judging.at(op.index)
+        frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
+        moved = {key[1] for key in frozen if key in before and before[key] != after.get(key)}
+        stepped = sorted(moved & {*stepped_frozen(seen)})
+        copied = [name for name in sorted(moved) if has_master(name, after, seen)]
+        if stepped or copied:
+            judging.differences += [not_frozen(name, op.index) for name in stepped or copied]
+            told = frozen_is_stepped(stepped or copied, op.iteration, copies=not stepped)
+            judging.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+            return True
+        notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []
+    return False
+
+
+def _first_wild(judging: Judging) -> str:
+    """A sentence on the first operation of the uninterrupted session after which a value is NaN or infinite."""
+    for op in judging.whole.ops:
+        own = judging.at(op.index)
+        before = judging.at(op.index - 1) if op.index > judging.whole.ops[0].index else {}
+        if told := where_first([*own], own, before, None, judging.gradients.get(op.index, {})):
+            return f"The first one is there after {wording.at(op)}: {told}."
+    return ""
+
+
+def _no_numbers(judging: Judging, values: At) -> list[str]:
+    """The parameters with an element that is NaN or infinite."""
+    return [key[1] for key, value in values.items() if key[0] == PARAMS and is_wild(value)]
+
+
+def _still(judging: Judging, since: int, last: At) -> list[str]:
+    """The parameters that are at last what they were after an operation."""
+    first = judging.at(since).items()
+    return [key[1] for key, value in first if key[0] == PARAMS and value.data and last.get(key) == value]
+
+
+def _declared_frozen_moves(judging: Judging) -> bool:
+    """Look for parameters that change in a step although the trainer says `frozen` of them."""
+    declared = judging.trainer.frozen
+    for op in judging.whole.ops:
+        before, after = judging.at(op.index - 1), judging.at(op.index)
+        params = sorted(key for key in before if key[0] == PARAMS and op.kind == "step")
+        named = [key for key in params if any(fnmatchcase(without_rank(key[1]), each) for each in declared)]
+        moved = [key[1] for key in named if after.get(key) != before[key]]
+        if moved:
+            seen = judging.gradients.get(op.index, {})
+            _fail(judging, [not_frozen(name, op.index) for name in moved],
+                  declared_frozen_moves(moved, op.iteration, trainable=not are_frozen(moved, seen)))  # fmt: skip
+            return True
+    return False
+
+
+def _uncounted(judging: Judging) -> bool:
+    """Look for counts of an optimizer's steps that stay what they are while their parameters move."""
+    steps = [op.index for op in judging.whole.ops if op.kind == "step"]
+    still = list[str]()
+    for role, name in judging.at(steps[0]) if steps else ():
+        counts = [judging.at(op).get((role, name)) for op in steps]
+        if role == COUNT and None not in counts and all(count == counts[0] for count in counts):
+            moves = [judging.at(op - 1).get((PARAMS, name)) != judging.at(op).get((PARAMS, name)) for op in steps]
+            still += [name] if sum(moves) >= MOVES else []
+    if still:
+        differences = [Difference(Key(steps[-1], LIVE, COUNT, name), "bits", mismatched=1, total=1,
+                                  detail="the same in every step") for name in still]  # fmt: skip
+        _fail(judging, differences, uncounted(still, len(steps)))
+    return bool(still)
+
+
+COUNT = "step"
+MOVES = 2
+"""How often a parameter has to move for a count that stays to be a mistake: the first step may count from there."""
+
+
+def _fail(judging: Judging, differences: list[Difference], told: str) -> None:
+    judging.differences += differences
+    judging.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+
+
+def not_frozen(name: str, op: int) -> Difference:
+    """A frozen parameter that an optimizer has stepped, as a difference of the operation."""
+    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="frozen, and stepped")
+
+
+def not_a_number(name: str, op: int) -> Difference:
+    """A parameter that is NaN or infinite, as a difference of the operation."""
+    return Difference(Key(op, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail="NaN or infinite")

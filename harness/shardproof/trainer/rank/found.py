@@ -55,7 +55,7 @@ from shardproof.trainer.rank.pieces import (
     records_of,
 )
 from shardproof.trainer.rank.still import asked
-from shardproof.trainer.rank.walk import Met, Walk, walk
+from shardproof.trainer.rank.walk import Met, Walk, of_owner, walk
 
 EXTRA_STATE, RNG = "extra_state", "rng"
 GLOBAL = ("python", "numpy", "torch", "cuda")
@@ -77,7 +77,7 @@ class Item:
     """One line for the reader: what was found, or could not be read.
 
     * name: the path from the trainer's attributes, such as `optimizer.optimizer`.
-    * kind: module, optimizer, scheduler, scaler, generator, loader, stateful, tensor or value.
+    * kind: module, optimizer, scheduler, scaler, generator, loader, stateful, tensor, value or owner.
     * detail: what it is, such as `AdamW, 2 groups`; of what could not be read, why, and what to do.
     """
 
@@ -386,7 +386,9 @@ class Look:
 
     def _look_at_values(self, met: Met) -> None:
         """The plain values in a container that `state()` names, such as metrics that were reduced to numbers."""
-        values = [(f"{met.path}.{name}", value) for name, value in kinds.children_of(met.value) if _is_value(value)]
+        values = [
+            (f"{met.path}.{name}", value) for name, value in kinds.children_of(met.value) if kinds.is_value(value)
+        ]
         for name, value in values:
             fqn = owned(self.at.rank, name) if self.modules.is_local(name) else name
             self._add(name, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, value))
@@ -416,7 +418,7 @@ class Look:
             yield from records_of(self.at, EXTRA_STATE, piece)
 
     def _look_at_rest(self, met: Met) -> None:
-        if met.depth == 0 and _is_value(met.value):
+        if met.depth == 0 and kinds.is_value(met.value):
             fqn = owned(self.at.rank, met.path) if self.modules.is_local(met.path) else met.path
             self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, met.value))
             self._find(met, type(met.value).__name__, kinds.VALUE)
@@ -463,6 +465,8 @@ class Look:
                 if self._used.isdisjoint(self.way.below(id(met.value))):
                     self._hide(met.path, "value", f"{type(met.value).__name__} looks like state, and none was found in "
                                "it; give what it keeps in `state()`, or leave it out there")  # fmt: skip
+        for owner, left in self.way.left.items():
+            self.found.append(Item(owner, "owner", of_owner(left)))
         for path in self.way.cut:
             self._hide(path, "value", "it holds too much, or lies too deep, to be walked through; give what is state "
                        "in it in `state()`, or leave it out there")  # fmt: skip
@@ -480,11 +484,6 @@ def _state_of(optimizer: Any) -> Any:
 def _waits(loader: Any) -> bool:
     """Whether a loader would have to begin an epoch to tell its position: it keeps its iterator, and has none yet."""
     return vars(loader).get("_iterator", loader) is None if hasattr(loader, "__dict__") else False
-
-
-def _is_value(value: object) -> bool:
-    """Whether an object is a number, a text or bytes."""
-    return isinstance(value, (*kinds.PLAIN, np.generic)) and value is not None
 
 
 def _renamed(parameter: Held, name: str) -> Held:

@@ -171,6 +171,11 @@ def children_of(value: Any) -> Iterator[tuple[str, Any]]:
             continue
 
 
+def is_value(value: object) -> bool:
+    """Whether an object is a number, a text or bytes."""
+    return isinstance(value, (*PLAIN, np.generic)) and value is not None
+
+
 def name_of(key: object, index: int) -> str:
     """The name of a mapping's entry: its key, or its position where the key is no text or number, such as a tensor."""
     return str(key) if isinstance(key, (str, int, float, tuple)) else str(index)

@@ -5,18 +5,23 @@ short ones. Each object is met once. Tensors and positions inside a module, a sc
 dataset, or a loader with a state of its own are *covered*: `modules` reads the one, and the others tell themselves what
 of them is state. The walk goes on through those all the same, since optimizers and generators may hang there. It ends
 at objects that are never state, such as functions, process groups and loggers.
+
+Some frameworks give a module a reference to whatever trains it, as Lightning does with `_trainer`. Such an *owner* is
+an object that hangs on a module or a loader and refers back to it. It holds more than state: callbacks, folders, how
+far this run is to go. So it is entered last, and of what is met there and nowhere else only `OF_AN_OWNER` counts.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardproof.trainer.rank.kinds import (
     CONTAINER,
     DATASET,
+    GENERATOR,
     LOADER,
     MODULE,
     OBJECT,
@@ -25,6 +30,7 @@ from shardproof.trainer.rank.kinds import (
     SCALER,
     SCHEDULER,
     STATEFUL,
+    TENSOR,
     children_of,
     kind_of,
     of_data,
@@ -32,6 +38,7 @@ from shardproof.trainer.rank.kinds import (
 
 DEEPEST = 12
 MOST_OBJECTS = 50_000
+MOST_NAMED = 3
 MOST_CHILDREN = 10_000
 """Of one container; more is data and no state."""
 
@@ -42,6 +49,13 @@ _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "_param_groups"
 _SPEAKS = frozenset({MODULE, SCHEDULER, SCALER, DATASET, LOADER})
 _ENTERED = frozenset({CONTAINER, OBJECT, OPTIMIZER, STATEFUL, *_SPEAKS})
 
+OF_AN_OWNER = frozenset({MODULE, OPTIMIZER, SCHEDULER, SCALER, TENSOR, CONTAINER})
+"""Kinds of what counts beyond an owner: what is state wherever it hangs, such as the wrapper around a module, and the
+places of tensors, from which those of an optimizer have their names."""
+
+_TOLD = frozenset({STATEFUL, LOADER, GENERATOR})
+"""Kinds of what is told to be left out beyond an owner."""
+
 
 @dataclass(frozen=True)
 class Met:
@@ -50,6 +64,9 @@ class Met:
     * covered: something above it speaks for its tensors and positions.
     * named: the trainer's own `state()` gives it, by itself or inside of containers.
     * holder: the path of what it was met in; empty for an attribute of the trainer.
+    * of: the identity of the module or the loader that it is an attribute of, by itself or inside of containers; 0 of
+      anything else.
+    * owner: the path of the owner beyond which it was met; empty for all that is met without one.
     """
 
     path: str
@@ -59,6 +76,8 @@ class Met:
     covered: bool = False
     named: bool = False
     holder: str = ""
+    of: int = 0
+    owner: str = ""
 
     @property
     def word(self) -> str:
@@ -68,18 +87,20 @@ class Met:
 
 @dataclass
 class Walk:
-    """Everything that was met, in order, and which object holds which: identity → identities. `cut` names containers
-    and depths at which the walk stopped."""
+    """Everything that was met and counts, in order, and which object holds which: identity → identities. `cut` names
+    containers and depths at which the walk stopped; `left` an owner, and what has a state beyond it and was left out.
+    """
 
     met: list[Met] = field(default_factory=list)
     holds: dict[int, list[int]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
+    left: dict[str, list[str]] = field(default_factory=dict)
 
     def below(self, start: int) -> Iterator[int]:
         """The identities of all objects that hang on an object, at any depth."""
-        seen, queue = {start}, [start]
+        seen, queue = {start}, deque([start])
         while queue:
-            for child in self.holds.get(queue.pop(), ()):
+            for child in self.holds.get(queue.popleft(), ()):
                 if child not in seen:
                     seen.add(child)
                     queue.append(child)
@@ -89,12 +110,21 @@ class Walk:
 def walk(roots: Mapping[str, object], named: Collection[str] = ()) -> Walk:
     """Meet everything that can be reached from `roots`. named: which of these a trainer's own `state()` gives; they
     come first, so that what hangs elsewhere too counts as named."""
+    found = _walk(roots, named, frozenset())
+    hanging = [met for met in found.met if met.of and met.kind in (OBJECT, STATEFUL)]
+    owners = frozenset(id(met.value) for met in hanging if met.of in found.below(id(met.value)))
+    return _without_what_owners_hold(_walk(roots, named, owners)) if owners else found
+
+
+def _walk(roots: Mapping[str, object], named: Collection[str], owners: frozenset[int]) -> Walk:
+    """The walk, which comes to owners, by identity, when there is nothing else left."""
     found = Walk()
     seen: set[int] = set()
     ordered = sorted(roots.items(), key=lambda root: root[0] not in named)
     queue = deque(Met(name, value, kind_of(value, name), named=name in named) for name, value in ordered)
-    while queue:
-        here = queue.popleft()
+    later: deque[Met] = deque()
+    while queue or later:
+        here = queue.popleft() if queue else later.popleft()
         if id(here.value) in seen:
             continue
         seen.add(id(here.value))
@@ -102,8 +132,30 @@ def walk(roots: Mapping[str, object], named: Collection[str] = ()) -> Walk:
         if len(seen) > MOST_OBJECTS:
             found.cut.append(here.path)
             break
-        queue.extend(_entered(here, found))
+        for child in _entered(here, found):
+            if child.of and id(child.value) in owners and not here.owner:
+                later.append(replace(child, owner=child.path))
+            else:
+                queue.append(child)
     return found
+
+
+def _without_what_owners_hold(found: Walk) -> Walk:
+    """The walk without what does not count beyond an owner."""
+    for met in found.met:
+        if met.owner and met.kind in _TOLD:
+            found.left.setdefault(met.owner, []).append(met.path)
+    found.met = [met for met in found.met if not met.owner or met.kind in OF_AN_OWNER]
+    return found
+
+
+def of_owner(left: Sequence[str]) -> str:
+    """What is told of an owner, beyond which so much has a state and was left out."""
+    names = ", ".join([*left[:MOST_NAMED], *(["…"] if len(left) > MOST_NAMED else [])])
+    return (
+        "it refers back to what it hangs on; of what it holds modules, optimizers, schedulers and scalers alone are "
+        f"looked at, and left out: {names}; give in `state()` what is state"
+    )
 
 
 def _entered(here: Met, found: Walk) -> Iterator[Met]:
@@ -118,8 +170,9 @@ def _entered(here: Met, found: Walk) -> Iterator[Met]:
         return
     found.holds[id(here.value)] = [id(child) for _, child, _ in lively]
     covered = here.covered or here.kind in _SPEAKS or of_data(here.word, here.value)
+    of = id(here.value) if here.kind in (MODULE, LOADER) else here.of if here.kind == CONTAINER else 0
     for name, child, kind in lively:
-        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered, named, here.path)
+        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered, named, here.path, of, here.owner)
 
 
 def _children(here: Met) -> Iterator[tuple[str, Any, str]]:

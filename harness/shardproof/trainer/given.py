@@ -16,7 +16,6 @@ from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import GIVEN
-from shardproof.trainer.calls import OfRanks
 from shardproof.trainer.every_mesh import Name, is_of_data, rank_of, without_rank
 
 Given = Mapping[int, Hashable]
@@ -28,7 +27,7 @@ def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
     found: dict[int, dict[int, Hashable]] = {}
     for record in records:
         if record.role == GIVEN:
-            found.setdefault(record.op, {})[record.rank] = tuple(digest for digest, _ in json.loads(record.data))
+            found.setdefault(record.op, {})[record.rank] = tuple(call[0] for call in json.loads(record.data))
     return found
 
 
@@ -38,7 +37,7 @@ def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
     given: dict[int, dict[str, int]] = {}
     for record in records:
         if record.role == GIVEN:
-            given.setdefault(record.op, {}).update(json.loads(record.data))
+            given.setdefault(record.op, {}).update({call[0]: call[1] for call in json.loads(record.data)})
     return {op: sum(rows.values()) for op, rows in given.items()}
 
 
@@ -60,11 +59,6 @@ def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str,
         f"The data differ: in step {step} the model was given {one} rows with {ways[0]} and {other} with {ways[1]}"
         f"{before}: look at which samples count for which update, and at those that are left over."
     )
-
-
-def by_calls(called: OfRanks) -> Given:
-    """By what the first module that was called on each rank was given."""
-    return {rank: each.forward[0].given for rank, each in called.items() if each.forward and each.forward[0].given}
 
 
 def by_values(values: Mapping[Name, Value]) -> Given:

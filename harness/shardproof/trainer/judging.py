@@ -24,7 +24,7 @@ from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient, without_rank
-from shardproof.trainer.given import Given, by_calls, by_values, given_by_op, other_data, repeats, rows_by_op
+from shardproof.trainer.given import Given, by_values, given_by_op, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
@@ -32,8 +32,9 @@ from shardproof.trainer.observed import records_of
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
-from shardproof.trainer.ranks_apart import Copies, apart, copies_of
+from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of
 from shardproof.trainer.rounding import PARAMS, At, rounded
+from shardproof.trainer.samples import Samples, samples_by_op
 from shardproof.trainer.shared import Names, shared_by_op
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
@@ -52,6 +53,7 @@ class Judging:
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     plain: operation → the plain numbers on rank 0 after it.
     copies: what ranks have differently where they first do. collectives: operation → rank → what it took part in.
+    samples: operation → what the loss made of each sample.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -73,6 +75,7 @@ class Judging:
     plain: Mapping[int, Numbers]
     copies: Copies
     collectives: Mapping[int, Mapping[int, OfRank]]
+    samples: Mapping[int, Samples]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -101,7 +104,7 @@ class Judging:
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records), rows_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
-            collectives_by_op(records),
+            collectives_by_op(records), samples_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -182,7 +185,8 @@ class Judging:
         if one := apart(self.copies, before, self.at(key.op)):
             return one.told()
         numbers = prod(value.shape) if value else 0
-        return wording.of_own_gradient(not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else "")
+        reduced = not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else ""
+        return wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""
@@ -309,14 +313,11 @@ class Judging:
 
     def data_repeat(self, session: Session) -> str:
         """A note on data that a session is given again in the same order."""
-        ways = (self._given_to_modules, self._given_by_name)
+        ways = (self._given_to_the_model, self._given_by_name)
         return next(filter(None, (repeats(_of_steps(session, given)) for given in ways)), "")
 
     def _given_to_the_model(self, op: int) -> Given:
         return self.given.get(op, {})
-
-    def _given_to_modules(self, op: int) -> Given:
-        return by_calls(self.calls.get(op, {}))
 
     def _given_by_name(self, op: int) -> Given:
         return by_values(self.at(op))

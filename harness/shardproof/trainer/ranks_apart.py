@@ -54,6 +54,23 @@ def copies_of(records: Iterable[Record], problems: Iterable[Problem]) -> Copies:
     return {key: copies for key, copies in found.items() if len(copies) > 1}
 
 
+def alike_among(copies: Mapping[int, Value]) -> str:
+    """A sentence about groups of ranks that have the same of a parameter; empty where each has its own, or where those
+    of one group are all but one.
+
+    Args:
+        copies: rank → what it has.
+    """
+    groups: dict[bytes, list[int]] = {}
+    for rank, value in sorted(copies.items()):
+        groups.setdefault(value.data, []).append(rank)
+    several = [each for each in groups.values() if len(each) > 1]
+    if len(several) < 2:
+        return ""
+    told = ", and ".join(f"ranks {', '.join(map(str, each))}" for each in several)
+    return f"It is the same among {told}: gradients are reduced among those, and not between them."
+
+
 def apart(copies: Copies, before: Mapping[Name, Value], settings: Mapping[Name, Value]) -> Apart | None:
     """Whether each rank changed what it has differently by one factor against rank 0; None where it did not.
 

@@ -25,6 +25,7 @@ from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
 from shardproof.trainer.rates import rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
+from shardproof.trainer.samples import weighed_apart
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often, stepped_apart
 from shardproof.verdict import Verdict
@@ -141,6 +142,7 @@ def _said(
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
+        weighed_apart(judging.samples.get(ops[0], {}), judging.samples.get(ops[1], {}), names),
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),

@@ -11,12 +11,10 @@ import torch
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
-from shardproof.trainer.calls import Call, Called
 from shardproof.trainer.checkpoints import held_under, numbers_held
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.every_mesh import of_both
 from shardproof.trainer.given import (
-    by_calls,
     by_values,
     data_apart,
     given_by_op,
@@ -158,11 +156,7 @@ def test_data_that_come_again_in_the_same_order_are_noted(every: str, told: str)
     assert told in found if told else found == ""
 
 
-def test_what_was_given_is_read_from_calls_and_from_values_that_are_data_by_their_name() -> None:
-    def call(given: str) -> Called:
-        return Called((Call("0", "Linear", "d", (), given), Call("1", "Linear", "d", (), "later")), ())
-
-    assert by_calls({0: call("a"), 1: call("b"), 2: call(""), 3: Called((), ())}) == {0: "a", 1: "b"}
+def test_what_was_given_is_read_from_values_that_are_data_by_their_name() -> None:
     one = Value("fp32", (1,), b"1234")
     values = {
         (EXTRA_STATE, "rank1.batch.x"): one,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shardproof.observe.logical import Key, Problem, Value
 from shardproof.observe.record import LIVE, whole
-from shardproof.trainer.ranks_apart import Copies, apart, copies_of
+from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of
 
 START = np.arange(8, dtype=np.float32)
 CHANGE = np.linspace(1, 3, 8, dtype=np.float32)
@@ -65,3 +65,11 @@ def test_copies_are_kept_of_the_first_operation_where_ranks_part() -> None:
     ]
     found = copies_of(records, [Problem(key, "replica_conflict", (1,), "") for key in keys])
     assert found == {keys[0]: {0: value(START), 1: value(START + 1)}}
+
+
+def test_groups_of_ranks_that_have_the_same() -> None:
+    one, other = value(START), value(CHANGE)
+    assert alike_among({0: one, 1: other, 2: one, 3: other}) == (
+        "It is the same among ranks 0, 2, and ranks 1, 3: gradients are reduced among those, and not between them."
+    )
+    assert alike_among({0: one, 1: one, 2: one, 3: other}) == alike_among({0: one, 1: other}) == ""

@@ -1,7 +1,10 @@
-"""What the model of a trainer was given in a step, so that a step can be told from one that was given other data.
+"""What the model of a trainer was given in a step, so that a step can be told from one that was given other data; and
+the gradient that came back to its output, sample by sample, so that a loss can be told from one that weighs them
+otherwise.
 
 Whatever a trainer calls its data, they come to a module sooner or later. The first module inside each call of a model
-that is given a tensor by position, such as an embedding or a first layer, gets them as they are.
+that is given a tensor by position, such as an embedding or a first layer, gets them as they are. Samples are the rows
+of that tensor, and of the output the first tensor with as many rows counts.
 
 *Does not see* data that a model computes with before a module gets them, and models that `torch.compile` has made.
 """
@@ -11,6 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -20,16 +26,31 @@ from torch.nn.modules import module
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.rank.calls import MOST, UNREAD, digest_of_given, tensors_of
+from shardproof.trainer.rank.pieces import raw
+
+MOST_SAMPLES = 256
+"""Of one call; with more, nothing is kept of each."""
+
+
+@dataclass
+class Given:
+    """One call of a model. digest: of all that its first module was given. rows: of the first tensor of that. samples:
+    a digest of each. gradients: of each at the model's output, its size, with a sign; empty until a backward came."""
+
+    digest: str
+    rows: int
+    samples: list[str] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
 
 
 class Inputs:
-    """What the first module was given, once for each call of a model since the latest record: a digest, and how many
-    rows the first tensor has."""
+    """What the first module was given, once for each call of a model since the latest record."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[str, int]] = []
+        self.given: list[Given] = []
         self._open = 0  # modules that are being called
         self._seen = False  # whether the call of the model has its digest
+        self._call: Given | None = None  # that of the model's call, if what it was given is data
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -43,9 +64,9 @@ class Inputs:
                 hook.remove()
 
     def record(self, op: int, rank: int) -> Record:
-        """The digests so far as a record that is not compared; what follows begins anew."""
-        data = json.dumps(self.given).encode()
-        self.given, self._open, self._seen = [], 0, False  # a module that raised has not ended
+        """The calls so far as a record that is not compared; what follows begins anew."""
+        data = json.dumps([[one.digest, one.rows, one.samples, one.gradients] for one in self.given]).encode()
+        self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
 
     def _begins(self, called: nn.Module, args: Any) -> None:
@@ -58,14 +79,53 @@ class Inputs:
         if not _is_forward():
             return
         self._open -= 1
-        if self._seen or len(self.given) >= MOST:
+        if not self._seen and len(self.given) < MOST:
+            self._look(args, output)
+        if self._call and not self._open:
+            _follow(self._call, output)
+            self._call = None
+
+    def _look(self, args: Any, output: Any) -> None:
+        """Keep what a module was given, if it can be read."""
+        digest = digest_of_given(args, output)
+        if digest == UNREAD:
             return
-        given = digest_of_given(args, output)
-        if given != UNREAD:
-            self._seen = True
-            tensors = [*tensors_of(args)]
-            if not any(tensor.requires_grad for tensor in tensors):  # computed from parameters: no data
-                self.given.append((given, tensors[0].shape[0] if tensors[0].ndim else 1))
+        self._seen = True
+        tensors = [*tensors_of(args)]
+        if not any(tensor.requires_grad for tensor in tensors):  # computed from parameters: no data
+            rows = tensors[0].shape[0] if tensors[0].ndim else 1
+            self._call = Given(digest, rows, _samples(tensors[0]) if 0 < rows <= MOST_SAMPLES else [])
+            self.given.append(self._call)
+
+
+def _samples(tensor: torch.Tensor) -> list[str]:
+    """A digest of each row; none of a tensor that cannot be read row by row."""
+    try:
+        with torch.no_grad():
+            return [blake2b(raw(row)[2], digest_size=6).hexdigest() for row in (tensor if tensor.ndim else [tensor])]
+    except Exception:  # a tensor of a subclass or of a transform: nothing is said of its samples
+        return []
+
+
+def _follow(given: Given, output: Any) -> None:
+    """Keep the gradient that comes back to the first output with a row for each sample."""
+    try:
+        outputs = [one for one in tensors_of(output) if one.requires_grad and one.ndim and one.shape[0] == given.rows]
+    except Exception:  # as of `_samples`
+        return
+    if outputs and given.samples:
+        outputs[0].register_hook(partial(_keep, given))  # type: ignore[no-untyped-call]
+
+
+def _keep(given: Given, gradient: torch.Tensor) -> None:
+    try:
+        with torch.no_grad():
+            rows = gradient.detach().reshape(given.rows, -1).to(torch.float64)
+            signs = (rows * torch.arange(1.0, rows.shape[1] + 1, dtype=rows.dtype, device=rows.device).cos()).sum(1)
+            sizes = (rows.norm(dim=1) * torch.where(signs < 0, -1.0, 1.0)).tolist()
+    except Exception:  # as of `_samples`
+        return
+    given.gradients = [one + other for one, other in zip(given.gradients or [0.0] * given.rows, sizes, strict=True)]
 
 
 def _is_forward() -> bool:

@@ -1,0 +1,98 @@
+"""What the loss makes of each sample in two ways to compute the same: the gradient that comes back to the output of the
+model (`shardproof.trainer.rank.inputs`), with samples told by their bits, whatever call and rank has them.
+
+Where both ways have the same parameters, a sample's gradient at the output says how the loss weighs it. A loss that is
+divided by each micro-batch's own count of tokens weighs the samples of one call alike, and those of another otherwise.
+
+*Verifies*: that the gradients of a call's samples are those of the other way times one number, up to a thousandth.
+*Does not verify*: which of the two ways is right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shardproof.observe.record import Record
+from shardproof.trainer.arms import GIVEN
+
+NEAR = 2.0**-9
+MOST_TOLD = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """rank, call: which call of the model on which rank has the sample. gradient: its size at the output, with a sign;
+    None where no backward came."""
+
+    rank: int
+    call: int
+    gradient: float | None
+
+
+Samples = Mapping[str, Sample]
+"""Digest → sample, of a step. A digest that comes twice is left out, since nobody knows which is which."""
+
+
+def samples_by_op(records: Iterable[Record]) -> dict[int, Samples]:
+    """Operation → its samples on all ranks."""
+    found: dict[int, dict[str, list[Sample]]] = {}
+    for record in records:
+        if record.role != GIVEN:
+            continue
+        own = found.setdefault(record.op, {})
+        for call, (_, _, digests, gradients) in enumerate(json.loads(record.data)):
+            for place, digest in enumerate(digests):
+                value = gradients[place] if gradients else None
+                own.setdefault(digest, []).append(Sample(record.rank, call, value))
+    return {op: {digest: each[0] for digest, each in own.items() if len(each) == 1} for op, own in found.items()}
+
+
+def weighed_apart(one: Samples, other: Samples, names: tuple[str, str]) -> str:
+    """A sentence on samples that two ways weigh otherwise in a step; empty where they weigh all alike, or by no number
+    that calls have in common.
+
+    Args:
+        one, other: of the step. names: of the ways, such as `micro=4` and `micro=1`.
+    """
+    both = [(one[digest], other[digest]) for digest in one if digest in other]
+    if len(both) < 2 or not any(mine.gradient for mine, _ in both) or not any(its.gradient for _, its in both):
+        return ""
+    for place, (way, has) in enumerate((names, names[::-1])):
+        lost = [pair for pair in both if not pair[place].gradient and pair[1 - place].gradient]
+        if lost:
+            return (
+                f"With {way} no gradient comes back to {len(lost)} of {len(both)} samples, and with {has} it does: "
+                "look at which samples count in the loss."
+            )
+    ratios = [(its, its.gradient / mine.gradient) for mine, its in both if mine.gradient and its.gradient]
+    factors = _by_call(ratios)
+    if factors is None:
+        return ""
+    values = {round(factor, 9) for factor in factors.values()}
+    if max(values) - min(values) <= NEAR * max(map(abs, values)):
+        factor = next(iter(factors.values()))
+        if abs(factor - 1) <= NEAR:
+            return ""
+        return (
+            f"The gradient that the loss hands to the model's output is with {names[1]} {factor:.4g} times that with "
+            f"{names[0]}, for every sample: look at the number that the loss is divided by."
+        )
+    told = ", ".join(f"{factor:.4g} times in call {call + 1} on rank {rank}" for (rank, call), factor in
+                     sorted(factors.items())[:MOST_TOLD])  # fmt: skip
+    return (
+        f"The loss weighs samples otherwise: the gradient that it hands to the model's output is with {names[1]} that "
+        f"with {names[0]} {told}. So it is divided in each call by a number of that call, such as its own count of "
+        "samples or tokens, and not by that of the whole batch."
+    )
+
+
+def _by_call(ratios: Iterable[tuple[Sample, float]]) -> dict[tuple[int, int], float] | None:
+    """Rank and call → the number that all of its samples have; None where a call's samples have several."""
+    found: dict[tuple[int, int], float] = {}
+    for sample, ratio in ratios:
+        known = found.setdefault((sample.rank, sample.call), ratio)
+        if abs(ratio - known) > NEAR * abs(known):
+            return None
+    return found

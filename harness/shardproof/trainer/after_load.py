@@ -106,7 +106,10 @@ def of_resumed(
         )
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
-        when = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
+        equal = "After the load what a step computes with is equal, but after a step" if data else (
+            "After the load all is equal, but after a step"
+        )  # fmt: skip
+        when = "After the first step of the resumed run" if unseen else equal
         return f"{when} {differ(found)} from the run that went on without a break. {data or first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")
     if loaded.restores_nothing(found):

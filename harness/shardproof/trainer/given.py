@@ -11,12 +11,15 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
 
-from shardproof.diff import as_numbers
+from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.every_mesh import Name, is_of_data, rank_of, without_rank
+
+RNG = "rng"
+MOST_NUMBERS = 3
 
 Given = Mapping[int, Hashable]
 """Rank → something that is equal where the data are, of one step."""
@@ -97,6 +100,21 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
         f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
         "such as with other random numbers in them."
     )
+
+
+def numbers_of_loaders(found: Iterable[Difference]) -> str:
+    """A sentence on the numbers and random states of loaders and samplers that differ beside the data; empty where
+    there are none."""
+    told = list[str]()
+    for one in found:
+        name = one.key.role, without_rank(one.key.fqn)
+        if one.key.role == RNG and is_of_data((EXTRA_STATE, name[1])):
+            told.append(f"the random state of {name[1]} is another one")
+        elif is_of_data(name) and one.kind == "bits" and one.expected_first and one.observed_first:
+            wrong, right = (text.strip("'").removeprefix("int ") for text in (one.observed_first, one.expected_first))
+            told.append(f"{name[1]} is {wrong}, and should be {right}")
+    few = list(dict.fromkeys(told))[:MOST_NUMBERS]
+    return f"Not alike besides: {'; '.join(few)}." if few else ""
 
 
 def _in_part(given: Hashable, steps: Mapping[int, Given]) -> str:

@@ -12,7 +12,7 @@ from shardproof.diff import Difference
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, Values, is_of_data, without_rank
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import counted_steps, of_loaders, without_effect
+from shardproof.trainer.notes import counted_steps, differ_already, of_loaders, without_effect
 
 SCHEDULER, STEP_COUNT = "scheduler", "_step_count"
 """The role of a schedule, and the count by which torch warns of calls in the wrong order, and nothing else."""
@@ -58,21 +58,24 @@ def beside_random_states(
 ) -> tuple[list[Difference], list[str]]:
     """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them is
     the same, it is the note, also of generators that a load does not restore; where later steps are given other data,
-    it is what differs then. What had no effect in one session is left out of those that are judged after it, which may
-    have no step left to show it."""
+    it is what differs then, also where the first that differs is what a loader says of itself, and that is the note.
+    What had no effect in one session is left out of those that are judged after it, which may have no step left to
+    show it."""
     found = [one for one in found if (one.key.role, one.key.fqn) not in judging.without_effect]
     own = {(one.key.role, one.key.fqn) for one in found}
     *early, last = [op.index for op in session.ops if op.kind == "step"] or [-1]
-    if not early or any(role not in OF_A_RANK for role, _ in own) or not own or found[0].key.op >= last:
+    random = all(role in OF_A_RANK for role, _ in own)
+    of_data = all(map(_is_of_a_loader, own))
+    if not early or not own or not (random or of_data) or found[0].key.op >= last:
         return found, []
-    every = {(key.role, key.fqn) for key in judging.observed if key.role in OF_A_RANK}
+    every = own | {(key.role, key.fqn) for key in judging.observed if key.role in OF_A_RANK}
     between, looked_at = judging.between, judging.looked_at
     later = judging.steps_differ(session, other, {*leave, *every}, rounds=True)
-    if not later and judging.looked_at > looked_at:
+    if random and not later and judging.looked_at > looked_at:
         judging.without_effect |= own
         return [], [without_effect(own)]
     if later and judging.data_of(session, later):
-        return later, []
+        return later, [differ_already(own)]
     judging.between = between
     return found, []
 

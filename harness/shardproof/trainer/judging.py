@@ -23,8 +23,9 @@ from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
+from shardproof.trainer.epochs import other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, is_transient, without_rank
-from shardproof.trainer.given import Given, by_values, given_by_op, other_data, repeats, rows_by_op
+from shardproof.trainer.given import Given, by_values, given_by_op, numbers_of_loaders, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
@@ -309,7 +310,12 @@ class Judging:
             return ""
         ways = (self._given_to_the_model, self._given_by_name)
         told = (other_data(given(step.index), step.iteration, _of_steps(self.whole, given)) for given in ways)
-        return next(filter(None, told), "")
+        data = next(filter(None, told), "")
+        if not data:
+            return ""
+        samples = {op.iteration: {*self.samples.get(op.index, ())} for op in self.whole.ops if op.kind == "step"}
+        place = other_place({*self.samples.get(step.index, ())}, step.iteration, samples)
+        return " ".join(filter(None, (data, place, numbers_of_loaders(found))))
 
     def data_repeat(self, session: Session) -> str:
         """A note on data that a session is given again in the same order."""

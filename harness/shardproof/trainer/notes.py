@@ -41,6 +41,11 @@ def without_effect(keys: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def differ_already(keys: Iterable[tuple[str, str]]) -> str:
+    """What two sessions differ in before a step that is given other data, which is told first."""
+    return f"not alike before that already: {_few(keys)}"
+
+
 def of_loaders(keys: Iterable[tuple[str, str]]) -> str:
     """Parts of a loader that one run has and the other has not, or that are alike only after a step."""
     return (

@@ -66,3 +66,19 @@ def test_a_random_state_without_effect_is_left_out_of_a_session_with_no_step_to_
     assert beside_random_states(judging, session, session, [cast(Any, differs)], ()) == ([], [])
     judging.without_effect = set()
     assert beside_random_states(judging, session, session, [cast(Any, differs)], ()) == ([differs], [])
+
+
+def test_data_that_differ_later_are_told_before_what_a_loader_says_of_itself() -> None:
+    def differs(role: str, fqn: str, op: int) -> Any:
+        return SimpleNamespace(key=SimpleNamespace(role=role, fqn=fqn, op=op))
+
+    first, later = differs("extra_state", "rank0.loader._num_yielded", 1), differs("param", "w", 2)
+    judging: Any = SimpleNamespace(
+        without_effect=set(), observed=[], between=None, looked_at=1,
+        steps_differ=lambda *_, **__: [later], data_of=lambda session, found: "The data differ",
+    )  # fmt: skip
+    session: Any = SimpleNamespace(ops=[SimpleNamespace(kind="step", index=index) for index in (2, 3)])
+    found, notes = beside_random_states(judging, session, session, [first], ())
+    assert (found, notes) == ([later], ["not alike before that already: rank0.loader._num_yielded"])
+    judging.data_of = lambda session, found: ""
+    assert beside_random_states(judging, session, session, [first], ()) == ([first], [])

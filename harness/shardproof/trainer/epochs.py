@@ -1,0 +1,55 @@
+"""In which epoch, and at which place in it, a step has its samples, by their bits alone.
+
+A new epoch begins with the first step that is given a sample which its epoch has had already. A resumed run whose
+samples are those of the same place in an earlier epoch has lost which epoch it is in, or the random state that
+shuffles; one whose samples are those of another place in the same epoch has lost its place.
+
+*Verifies*: that a step's samples are exactly those of the step that is named, over all ranks. *Does not verify*: an
+epoch in which a sample comes twice, or whose last batch is filled with samples of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+OfSteps = Mapping[int, Collection[str]]
+"""Step → digests of the samples that the ranks were given in it."""
+
+
+def epochs_of(steps: OfSteps) -> dict[int, tuple[int, int]]:
+    """Step → number of its epoch and of the step in it, both from 0."""
+    found: dict[int, tuple[int, int]] = {}
+    seen, epoch, place = set[str](), 0, 0
+    for step in sorted(steps):
+        if not seen.isdisjoint(steps[step]):
+            seen, epoch, place = set(), epoch + 1, 0
+        found[step] = epoch, place
+        seen |= {*steps[step]}
+        place += 1
+    return found
+
+
+def other_place(given: Collection[str], step: int, steps: OfSteps) -> str:
+    """A sentence on the epoch, or the place in it, that a step was given the samples of; empty where they are those of
+    the step itself, or of none, or where the run has one epoch only.
+
+    Args:
+        given: what the step was given. steps: what the uninterrupted run was given.
+    """
+    places = epochs_of(steps)
+    due = places.get(step)
+    same = [other for other in steps if given and {*steps[other]} == {*given}]
+    if due is None or not due[0] or step in same or not same:
+        return ""
+    there = next((places[other] for other in same if places[other][1] == due[1]), None)
+    here = f"In the uninterrupted run step {step} is step {due[1]} of epoch {due[0]}, and these are the samples of"
+    if there is not None:
+        return (
+            f"{here} the same place in epoch {there[0]}: the number of the epoch, or the random state that shuffles "
+            "it, is not restored."
+        )
+    other = min(same, key=lambda one: abs(one - step))
+    epoch, place = places[other]
+    if epoch == due[0]:
+        return f"{here} step {place} of it: the order is right, and the place in it is not restored."
+    return f"{here} step {place} of epoch {epoch}."

@@ -1,0 +1,31 @@
+"""In which epoch a step has its samples, and what a resumed run has lost that has those of another place."""
+
+from __future__ import annotations
+
+import pytest
+from shardproof.trainer.epochs import epochs_of, other_place
+
+STEPS = dict(enumerate(["ab", "cd", "da", "cb", "bd", "ac"]))
+
+
+def test_a_new_epoch_begins_with_a_sample_that_comes_again() -> None:
+    assert epochs_of(STEPS) == {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1), 4: (2, 0), 5: (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("given", "step", "told"),
+    [
+        ("ab", 2, "the same place in epoch 0: the number of the epoch, or the random state that shuffles it, is not"),
+        ("dc", 3, "step 3 is step 1 of epoch 1, and these are the samples of the same place in epoch 0"),
+        ("da", 3, "step 3 is step 1 of epoch 1, and these are the samples of step 0 of it: the order is right"),
+        ("ab", 3, "step 3 is step 1 of epoch 1, and these are the samples of step 0 of epoch 0."),
+        ("cb", 3, ""),
+        ("xy", 3, ""),
+        ("cd", 0, ""),
+        ("", 3, ""),
+    ],
+)
+def test_what_a_resumed_run_has_lost(given: str, step: int, told: str) -> None:
+    found = other_place(given, step, STEPS)
+    assert told in found
+    assert bool(told) == bool(found)

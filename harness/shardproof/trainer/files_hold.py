@@ -85,6 +85,14 @@ def absent_from(folder: Path, values: Mapping[tuple[str, str], Value]) -> list[s
     return [key[1] for key, value in values.items() if not _held(value, files)]
 
 
+def held_as_in(folder: Path, missing: Sequence[tuple[str, str]], values: Mapping[tuple[str, str], Value]) -> bool:
+    """Whether files have all parameters that they miss, and at least one, with other values, such as older ones."""
+    params = {key: values[key] for key in missing if key[0] == "param" and key in values}
+    return (
+        bool(params) and all(key in params for key in missing if key[0] == "param") and not absent_from(folder, params)
+    )
+
+
 def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str], ranks: int = 1) -> Written:
     """What of the live values is in no file below `folder`. transient: patterns of `ROLE NAME` that need not be. ranks:
     among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""

@@ -27,6 +27,7 @@ result lists; that the trainer trains well.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from shardproof.diff import Difference, diff
@@ -55,7 +56,7 @@ from shardproof.trainer.arms import (
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
 from shardproof.trainer.every_mesh import OF_A_RANK
-from shardproof.trainer.files_hold import absent_from, not_made_by_build, written
+from shardproof.trainer.files_hold import absent_from, held_as_in, not_made_by_build, written
 from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging
@@ -381,7 +382,18 @@ class Judge(Judging):
         alike_in_builds = {key: self.at(at)[key] for key in frozen if key in self.at(at) and key not in live}
         absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
         notes += [frozen_left_out(absent)] if absent else []
-        self.add("written", held.differences(at), wording.of_written(held), notes)
+        told = wording.of_written(held)
+        older = next((when for when, values in self._earlier_than(at) if held_as_in(folder, held.missing, values)), "")
+        self.add("written", held.differences(at), f"{told}{wording.written_older(older)}" if older else told, notes)
+
+    def _earlier_than(self, at: int) -> Iterator[tuple[str, At]]:
+        """The moments of the uninterrupted run before an operation, the latest first, with what there was then and is
+        otherwise now."""
+        now = self.at(at)
+        for op in reversed(self.whole.ops):
+            if op.index < at and op.index in self._by_op:
+                then = self.at(op.index)
+                yield f"after {wording.at(op)}", {key: value for key, value in then.items() if now.get(key) != value}
 
 
 def untied(names: str, op: int) -> Difference:

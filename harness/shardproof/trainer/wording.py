@@ -117,6 +117,11 @@ def of_problems(problems: Sequence[Problem], sessions: Sequence[Session], why: s
     return f"{pieces}{told}: {first.detail}{more}.{own}"
 
 
+def written_older(when: str) -> str:
+    """That the files have the parameters as they were at an earlier moment, with a space in front."""
+    return f" The files have the parameters as they were {when}: look at when what is written is taken, or copied."
+
+
 def of_untied(names: Sequence[str], session: Session, op: Op, values: Mapping[tuple[str, str], Value]) -> str:
     """Two parameters, seen after an operation, though the trainer calls them one. values: of all state after it."""
     one, _, other = names[0].partition(" = ")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shardproof.observe.logical import Value
 from shardproof.trainer import wording
-from shardproof.trainer.files_hold import Written, not_made_by_build, written
+from shardproof.trainer.files_hold import Written, held_as_in, not_made_by_build, written
 
 
 def value(seed: int, count: int = 16) -> Value:
@@ -122,3 +122,13 @@ def test_a_frozen_parameter_that_every_build_makes_alike_need_not_be_in_a_checkp
     assert not_made_by_build(live, [live, other], [base, adapter]) == {adapter: value(2)}
     assert not_made_by_build(live, [live, other]) == live, "a parameter that is not frozen"
     assert not_made_by_build(live, [live], [base]) == live
+
+
+def test_files_that_have_the_parameters_of_an_earlier_moment(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(value(7).data + LIVE["exp_avg", "w"].data)
+    missing = held(tmp_path).missing
+    assert missing == (("param", "w"),)
+    assert held_as_in(tmp_path, missing, {("param", "w"): value(7)})
+    assert not held_as_in(tmp_path, missing, {("param", "w"): value(8)})
+    assert not held_as_in(tmp_path, missing, {})
+    assert not held_as_in(tmp_path, (*missing, ("param", "v")), {("param", "w"): value(7)})

@@ -170,7 +170,7 @@ def _same(value: Value, numbers: npt.NDArray[np.generic]) -> bool:
 def _moved(pairs: Sequence[Pair], between: Between) -> str:
     """All tensors of a role as one vector, in the model's order, and its elements a few places further, as of a flat
     buffer that was cut into pieces at other places than it was written in."""
-    told = set[tuple[str, int]]()
+    told = set[tuple[int, ...]]()
     for role in dict.fromkeys(pair.name[0] for pair in pairs):
         names = [name for name in between.expected if name[0] == role and name in between.observed]
         values = [(between.expected[name], between.observed[name]) for name in names]
@@ -179,19 +179,35 @@ def _moved(pairs: Sequence[Pair], between: Between) -> str:
         wanted, got = (
             np.concatenate([as_bits(value).reshape(-1) for value in each]) for each in zip(*values, strict=True)
         )
-        wrong = np.flatnonzero(wanted != got)
-        by = next((by for by in MOVES if _is_moved(wanted, got, wrong, by)), 0)
-        told.add((role, by))
-    moves = {by for _, by in told}
-    if len(moves) != 1 or 0 in moves:
+        told.add(_moves_of(wanted, got, between.ranks))
+    moves = told.pop() if len(told) == 1 else ()
+    if not moves:
         return ""
-    by = moves.pop()
-    where = "further on" if by > 0 else "further to the front"
-    places = f"{abs(by)} place{'s' if abs(by) > 1 else ''}"
+    where = _places(moves[0]) if len(moves) == 1 else ", ".join(
+        f"{_places(by)} in part {number + 1} of {len(moves)}" for number, by in enumerate(moves) if by
+    )  # fmt: skip
     return (
-        f"The elements are the right ones, {places} {where}, if the tensors are taken as one vector in the model's "
-        "order: look at where a flat buffer is cut into pieces, and at how each piece is padded."
+        f"The elements are the right ones, {where}, if the tensors are taken as one vector in the model's order: look "
+        "at where a flat buffer is cut into pieces, and at how each piece is padded."
     )
+
+
+def _places(by: int) -> str:
+    where = "further on" if by > 0 else "further to the front"
+    return f"{abs(by)} place{'s' if abs(by) > 1 else ''} {where}"
+
+
+def _moves_of(wanted: npt.NDArray[Any], got: npt.NDArray[Any], ranks: int) -> tuple[int, ...]:
+    """By how many places the elements of a vector have moved: one number, or else one for each rank's part of it, 0
+    where a part is right; empty where that does not explain them."""
+    wrong = np.flatnonzero(wanted != got)
+    if by := next((by for by in MOVES if _is_moved(wanted, got, wrong, by)), 0):
+        return (by,)
+    size = -(-len(wanted) // ranks)
+    parts = [wrong[(wrong >= rank * size) & (wrong < (rank + 1) * size)] for rank in range(ranks)]
+    found = [next((by for by in MOVES if _is_moved(wanted, got, part, by)), 0) for part in parts]
+    explained = all(by or not len(part) for by, part in zip(found, parts, strict=True))
+    return tuple(found) if explained and any(found) else ()
 
 
 MOVES = [by for size in range(1, 9) for by in (size, -size)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.mechanism import mechanism
+from shardproof.trainer.mechanism import _moves_of, mechanism
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.scaled import in_common
 
@@ -235,3 +235,14 @@ def test_nothing_is_said_where_something_else_differs_too_or_too_little() -> Non
     one = {name: right.copy() for name, right in RIGHT.items()}
     one["param a"][0, 0] += 1
     assert not told(one)
+
+
+def test_elements_that_each_ranks_part_of_a_flat_buffer_has_moved_by_its_own_number() -> None:
+    flat = np.arange(64, dtype=np.float32)
+    parts = [flat[16 * rank : 16 * rank + 16] for rank in range(4)]
+    got = np.concatenate(
+        [parts[0], *(np.roll(flat, by)[16 * rank : 16 * rank + 16] for rank, by in enumerate((1, 2, 3), 1))]
+    )
+    assert _moves_of(flat, got, 4) == (0, 1, 2, 3)
+    assert _moves_of(flat, flat[::-1].copy(), 4) == ()
+    assert _moves_of(flat, np.roll(flat, 2), 4) == (2,)

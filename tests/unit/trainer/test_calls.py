@@ -133,3 +133,17 @@ def test_a_compiled_graph_is_the_same_with_and_without() -> None:
         _ = called(compiled) if watched else compiled(torch.ones(2, 3))
     assert graphs[0] == graphs[1]
     assert len(graphs) == 2
+
+
+def test_an_output_is_looked_at_behind_the_hooks_of_its_module() -> None:
+    """As of tensor parallelism, where a hook adds up what each rank has of the output."""
+
+    def with_hook(factor: float) -> nn.Module:
+        model = model_of(factor)
+        model[1][0].register_forward_hook(lambda module, args, output: output / factor)
+        return model
+
+    assert called(model_of()).forward[1].digest == called(with_hook(2.0)).forward[1].digest
+    model = with_hook(2.0)
+    called(model)
+    assert len(model[1][0]._forward_hooks) == 1, "what was put there for a look is gone"

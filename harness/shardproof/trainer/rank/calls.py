@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.modules import module
+from torch.utils.hooks import RemovableHandle
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import CALLS
@@ -39,6 +40,7 @@ class Calls:
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
         self._kept: list[nn.Module] = []  # so that no other module gets the same id
+        self._last: dict[int, RemovableHandle] = {}  # of modules whose own hooks may put another output in its place
         self.forward: list[tuple[str, str, str, list[float], str]] = []
         self.anew: list[tuple[str, str, str, list[float], str]] = []
 
@@ -52,8 +54,9 @@ class Calls:
                 warnings.filterwarnings("ignore", ".*global hooks on modules.*")
                 yield
         finally:
-            for hook in hooks:
+            for hook in (*hooks, *self._last.values()):
                 hook.remove()
+            self._last = {}
 
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
@@ -62,7 +65,11 @@ class Calls:
         return whole(op, rank, CALLS, "", "utf8", (len(data),), data)
 
     def _begins(self, called: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or id(called) in self._paths or isinstance(called, fx.GraphModule):
+        if torch.compiler.is_compiling() or isinstance(called, fx.GraphModule):
+            return
+        if called._forward_hooks and id(called) not in self._last:  # hooks of all modules run before its own
+            self._last[id(called)] = called.register_forward_hook(self._ends_behind_hooks)
+        if id(called) in self._paths:
             return
         for path, inner in called.named_modules():
             if id(inner) not in self._paths:
@@ -70,6 +77,16 @@ class Calls:
                 self._kept.append(inner)
 
     def _ends(self, called: nn.Module, args: Any, output: Any) -> None:
+        if id(called) not in self._last:
+            self._keep(called, args, output)
+
+    def _ends_behind_hooks(self, called: nn.Module, args: Any, output: Any) -> None:
+        hook = self._last.pop(id(called), None)
+        if hook is not None:
+            hook.remove()
+        self._keep(called, args, output)
+
+    def _keep(self, called: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or id(called) not in self._paths:
             return
         calls = self.forward if torch._C._current_graph_task_id() == -1 else self.anew

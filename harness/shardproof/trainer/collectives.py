@@ -21,8 +21,8 @@ Collective = tuple[str, int, tuple[int, ...]]
 OfRank = Mapping[Collective, tuple[int, str]]
 """How often a rank took part in each, and a line from which it did."""
 
-MOST_APART = 2
-"""Two ways with more collectives than that which only one of them has are built otherwise, and nothing is told."""
+MOST_APART = 1
+"""Two ways with more reductions than that which only one of them has are built otherwise, and nothing is told."""
 
 MOST_TOLD = 3
 

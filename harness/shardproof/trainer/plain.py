@@ -10,7 +10,9 @@ resumed run has it otherwise, after the load and after a step too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from shardproof.observe.record import Record
 from shardproof.trainer.arms import PLAIN
@@ -67,3 +69,25 @@ def every_step_skipped(fresh: Numbers, last: Numbers, steps: int) -> str:
                 "not finite"
             )
     return ""
+
+
+def counted_apart(numbers: Sequence[Numbers], updates: int) -> str:
+    """A note on a count of steps, by its name, that grows by another number in each step than the optimizer counts
+    updates in it; empty where there is none.
+
+    Args:
+        numbers: after the build and after each step. updates: how many the optimizer counts in each step.
+    """
+    for name in sorted(numbers[0]) if len(numbers) > 2 and updates > 0 else ():
+        texts = [one.get(name, "") for one in numbers]
+        if _COUNT.fullmatch(name.rpartition(".")[2]) and all(text.isdecimal() for text in texts):
+            grown = {int(after) - int(before) for before, after in pairwise(texts)}
+            if len(grown) == 1 and grown.isdisjoint({0, updates}):
+                return (
+                    f"{name} grows by {grown.pop()} in each step, in which the optimizer counts {updates} "
+                    f"update{'s' * (updates > 1)}: a schedule, a save or an end that goes by it comes at another time"
+                )
+    return ""
+
+
+_COUNT = re.compile(r"(global|optimizer|opt|num|total)?_?(steps?|updates?)(_count|_num)?")

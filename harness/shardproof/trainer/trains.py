@@ -8,8 +8,9 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
-from shardproof.diff import Difference
+from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult
@@ -33,7 +34,7 @@ from shardproof.trainer.notes import (
     uncounted,
 )
 from shardproof.trainer.overflows import all_overflow, overflows
-from shardproof.trainer.plain import every_step_skipped
+from shardproof.trainer.plain import counted_apart, every_step_skipped
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.verdict import Verdict
 
@@ -71,10 +72,21 @@ def trains(judging: Judging) -> None:
             judging.at(moments[0]).get((role, name)), value))  # fmt: skip
         notes += [never_moved(still, params)] if still else []
         notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
+        counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
+        notes += [counted] if counted else []
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
         judging.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
         return
     judging.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+
+def _updates(judging: Judging, steps: list[int]) -> int:
+    """How many updates the optimizer counts in each step; 0 where it counts none, or not alike."""
+    counts = [{float(as_numbers(value).max()) for (role, _), value in judging.at(op).items()
+               if role == COUNT and value.dtype != "utf8" and value.data} for op in steps]  # fmt: skip
+    numbers = [each.pop() for each in counts if len(each) == 1]
+    grown = {int(after - before) for before, after in pairwise([0.0, *numbers])}
+    return grown.pop() if len(numbers) == len(steps) and len(grown) == 1 else 0
 
 
 def all_seen(judging: Judging, steps: list[int]) -> OfParameters:

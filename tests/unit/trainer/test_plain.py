@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shardproof.trainer.plain import left_behind, numbers_left_behind
+from shardproof.trainer.plain import counted_apart, left_behind, numbers_left_behind
 from shardproof.trainer.rank.plain import MOST, numbers_of
 
 
@@ -50,3 +50,28 @@ def test_a_number_that_steps_make_and_no_load_brings_back(
 
 def test_few_of_many_are_named() -> None:
     assert "a, b, c, d and 1 more; the resumed run" in numbers_left_behind(["e", "d", "c", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "updates", "told"),
+    [
+        (
+            "state.global_step",
+            (0, 2, 4),
+            1,
+            "state.global_step grows by 2 in each step, in which the",
+        ),
+        ("global_step", (0, 1, 2), 2, "global_step grows by 1 in each step, in which the optimizer counts 2 updates:"),
+        ("global_step", (0, 1, 2), 1, ""),
+        ("global_step", (0, 0, 0), 1, ""),
+        ("global_step", (0, 1, 3), 1, ""),
+        ("samples", (0, 8, 16), 1, ""),
+        ("num_steps", (0, 2, 4), 0, ""),
+    ],
+)
+def test_a_count_of_steps_that_grows_otherwise_than_the_optimizers(
+    name: str, values: tuple[int, ...], updates: int, told: str
+) -> None:
+    found = counted_apart([{name: str(value)} for value in values], updates)
+    assert told in found
+    assert bool(told) == bool(found)

@@ -49,7 +49,7 @@ def test_causes_are_counted_once_and_apart_from_what_no_release_shows() -> None:
         "megatron-core-fsdp-plain-state", "megatron-core-4423", "megatron-core-4423-silent",
         "megatron-core-4623", "megatron-core-hybrid-one-class", "megatron-fsdp-empty-column-state",
         "megatron-core-hybrid-sharded", "megatron-core-hybrid-empty-state", "megatron-core-hybrid-device-step",
-        "megatron-core-hybrid-load-order", "megatron-core-fsdp-scaler", "megatron-core-hybrid-stale-masters",
+        "megatron-core-fsdp-scaler", "megatron-core-hybrid-stale-masters",
         "automodel-policy-text", "megatron-fsdp-step-syncs", "torch-fsdp2-full-strided",
         "torch-fsdp2-140898", "megatron-fsdp-hybrid-no-overlap", "megatron-core-3754-reduce",
         "megatron-core-fp8-zeros", "megatron-fsdp-pending-gather", "megatron-core-precision-aware-clip",

@@ -15,7 +15,8 @@ SKIP = 125
 
 TORCH_ALONE = (
     "ddp_zero-143580", "expert_mesh-divided-twice", "fsdp1-102667", "fsdp1-empty-shard", "fsdp1-hybrid-moments",
-    "fsdp1-local-hybrid", "torch-fsdp2-190626", "torch-fsdp2-hub-scalars", "torch-fsdp2-tensor-lr",
+    "fsdp1-local-hybrid", "torch-fsdp2-190626", "torch-fsdp2-full-dict-twice", "torch-fsdp2-hub-scalars",
+    "torch-fsdp2-tensor-lr",
 )  # fmt: skip
 
 

@@ -200,9 +200,9 @@ def _regression(told: FailureDescription) -> str:
 
 
 def _public(told: FailureDescription) -> str:
-    """The address of an upstream issue about the defect, or the day of the search that found none, and related ones
-    with what the entry says of them. A related one of which it says nothing is left out, and so is one that is named as
-    public already, which a cause may say and its face not know."""
+    """The address of an upstream issue about the defect, or the day of the search that found none, and every related
+    one with what the entry says of it: a maintainer who finds the nearest report by himself takes it for the same. One
+    that is named as public already, which a cause may say and its face not know, is left out."""
     if told.finding is None or told.cause is None:
         return ""
     novelties = (told.finding.novelty, told.cause.novelty)
@@ -216,7 +216,7 @@ def _public(told: FailureDescription) -> str:
         said.setdefault(sentences_about(address, near.detail), []).append(address)
     return _text(
         f"Public already: {told.upstream}" if told.upstream else found,
-        *(f"Near it, and not the same: {' and '.join(addresses)}. {why}" for why, addresses in said.items() if why),
+        *(f"Near it, and not the same: {' and '.join(addresses)}. {why}".rstrip() for why, addresses in said.items()),
     )
 
 

@@ -154,17 +154,27 @@ def test_an_issue_and_a_pull_request_of_one_number_are_one_thread() -> None:
     assert thread_of("https://example.org/12") == "https://example.org/12"
 
 
-def test_nothing_is_public_and_near_at_once_or_near_without_a_word() -> None:
+def test_all_that_is_near_a_defect_is_told_and_nothing_is_public_and_near_at_once() -> None:
     for system, finding in FINDINGS:
         told = describe_known_issues(system, finding.id)
         assert told is not None
-        text = _public(told)
-        near = [line for line in text.splitlines() if line.startswith("Near it, ")]
-        assert not any(told.upstream and thread_of(told.upstream) == thread_of(a) for a in _addresses(near)), finding.id
-        assert all(line.rpartition("/")[2].partition(". ")[2] for line in near), finding.id
-        novelty = finding.novelty
+        near = [line for line in _public(told).splitlines() if line.startswith("Near it, ")]
+        novelty, public = finding.novelty, thread_of(told.upstream)
+        threads = {thread_of(address) for address in _addresses(near)}
+        assert not told.upstream or public not in threads, finding.id
         known = {thread_of(address) for address in (novelty.upstream, *novelty.also) if address}
         assert not known & {thread_of(address) for address in novelty.related}, finding.id
+        own = {thread_of(address) for address in novelty.related}
+        beyond = {public, *map(thread_of, told.cause.novelty.also if told.cause else ())}
+        assert own - beyond <= threads, finding.id
+
+
+def test_a_thread_of_which_an_entry_says_nothing_is_told_by_its_address() -> None:
+    near = "https://github.com/a/b/pull/12"
+    finding = FINDINGS[0][1]
+    alone = replace(finding, detail="", novelty=replace(finding.novelty, upstream="", also=(), related=(near,)))
+    text = _public(FailureDescription("A title", finding=alone, cause=alone))
+    assert text.splitlines()[-1] == f"Near it, and not the same: {near}."
 
 
 def _addresses(lines: list[str]) -> list[str]:

@@ -19,18 +19,27 @@ from shardproof.errors import UsageError
 from shardproof.observe.logical import Key, Value
 from shardproof.protocol.checkpoint_layout import Layout
 from shardproof.protocol.registry import all_systems
+from shardproof.trainer.own_folders import own_folders, without_folders
 
 MOST_BYTES = 64 << 20
 """Of a tensor that is read whole."""
 
 
 def differing(first: Path, second: Path) -> tuple[EntryDifference, ...]:
-    """The entries in which two folders' checkpoints differ.
+    """The entries in which two folders' checkpoints differ, but for a text that lies in the folder of its session or of
+    its checkpoint.
 
     Raises:
         UsageError: nothing here reads this form of checkpoint.
     """
-    return tuple(compare(CompareRequest(_file_of(first), _file_of(second), _layouts()), SilentProgress()).found)
+    found = compare(CompareRequest(_file_of(first), _file_of(second), _layouts()), SilentProgress()).found
+    folders = own_folders(first.parent, second.parent)
+    return tuple(one for one in found if not _is_of_the_folder(one, folders))
+
+
+def _is_of_the_folder(one: EntryDifference, folders: tuple[str, ...]) -> bool:
+    whole = one.kind == "value" and not one.a.endswith("…")
+    return whole and without_folders(one.a, folders) == without_folders(one.b, folders)
 
 
 def names_in(folder: Path) -> tuple[str, ...]:

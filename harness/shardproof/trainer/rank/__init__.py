@@ -50,6 +50,7 @@ from shardproof.trainer.arms import (
 )  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.own_folders import own_folders
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.collectives import Collectives
 from shardproof.trainer.rank.emulated import class_for, device_for
@@ -230,7 +231,7 @@ class Rank:
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
         state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike,
-                      self.named)  # fmt: skip
+                      self.named, own_folders(self.built, self.context.directory))  # fmt: skip
         yield from state.records(op)
         for one, other in self.tied:
             data = state.tie(one, other).encode()

@@ -90,12 +90,14 @@ class State:
     """What a trainer's `state()` holds on this rank: what was found, what could not be read, and the optimizers, by the
     latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too. local: patterns of
     names of what is each rank's own. alike: whether all ranks have the same topmost objects of a kind. named: which of
-    the roots the trainer's own `state()` gives, beside the attributes that every trainer's gives."""
+    the roots the trainer's own `state()` gives, beside the attributes that every trainer's gives. folders: what texts
+    are compared without, as `own_folders` has it."""
 
     def __init__(
         self, roots: Mapping[str, object], rank: int, world: int, local: Sequence[str] = (), alike: Alike = alone,
-        named: Collection[str] = (),
+        named: Collection[str] = (), folders: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
+        self._folders = folders
         self._roots, self._rank, self._world, self._local, self._alike = roots, rank, world, local, alike
         self._named = named
         self._latest: Look | None = None
@@ -137,7 +139,7 @@ class State:
         return self._latest
 
     def _look(self, op: int) -> Look:
-        look = Look(At(op, self._rank), walk(self._roots, self._named), self._local, self._alike)
+        look = Look(At(op, self._rank, self._folders), walk(self._roots, self._named), self._local, self._alike)
         look.all()
         return look
 
@@ -386,9 +388,8 @@ class Look:
 
     def _look_at_values(self, met: Met) -> None:
         """The plain values in a container that `state()` names, such as metrics that were reduced to numbers."""
-        values = [
-            (f"{met.path}.{name}", value) for name, value in kinds.children_of(met.value) if kinds.is_value(value)
-        ]
+        children = kinds.children_of(met.value)
+        values = [(f"{met.path}.{name}", value) for name, value in children if kinds.is_value(value)]
         for name, value in values:
             fqn = owned(self.at.rank, name) if self.modules.is_local(name) else name
             self._add(name, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, fqn, value))

@@ -19,6 +19,7 @@ from torch import nn
 
 from shardproof.observe.record import Record, whole
 from shardproof.observe.settings import line_of
+from shardproof.trainer.own_folders import without_folders
 from shardproof.trainer.rank.kinds import name_of
 from shardproof.trainer.rank.pieces import At, Held, Unreadable, array_records, held, raw, records_of, whole_tensor
 
@@ -82,8 +83,8 @@ def leaf_records(at: At, role: str, fqn: str, value: Any, *, own: bool = False) 
 
 
 def text(at: At, role: str, fqn: str, words: str) -> Record:
-    """A record of text."""
-    data = words.encode(errors="surrogateescape")
+    """A record of text, without the folders that another session does not have."""
+    data = without_folders(words, at.folders).encode(errors="surrogateescape")
     return whole(at.op, at.rank, role, fqn, "utf8", (len(data),), data)
 
 

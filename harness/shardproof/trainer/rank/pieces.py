@@ -53,10 +53,11 @@ class Unreadable(Exception):  # noqa: N818 (it is a reason that the reader is to
 
 
 class At(NamedTuple):
-    """Of which operation and which rank a record is."""
+    """Of which operation and which rank a record is; `folders` as `own_folders` has them."""
 
     op: int
     rank: int
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

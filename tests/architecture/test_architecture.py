@@ -121,6 +121,7 @@ CHILD = (
     "shardproof.trainer.harmless",
     "shardproof.trainer.other_mesh",
     "shardproof.trainer.second_resume",
+    "shardproof.trainer.trains",
     "shardproof.trainer.two_ways",
     "shardproof.trainer.twin",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -39,6 +39,9 @@ _OF_DATA = re.compile(r"(.*(loader|sampler|dataset|batch|batches)|inputs?|labels
 
 _OF_MODULES = ("param", "buffer")
 
+_LEADING = re.compile(r"^\*\.|(?<= )\*\.")
+"""The beginning of a name in a pattern, which may have a role before it."""
+
 _OWNED = re.compile(r"rank(?P<rank>\d+)\.(?P<name>.+)", re.DOTALL)
 
 
@@ -73,10 +76,17 @@ def is_of_data(name: Name) -> bool:
     return name[0] == EXTRA_STATE and any(map(_OF_DATA.fullmatch, path.lower().split(".")))
 
 
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name fits one of the glob patterns by which a trainer declares names. `*.` at the beginning of a name
+    may stand for nothing, so that `*.experts.*` has a topmost `experts.0.weight` too."""
+    return any(fnmatchcase(name, each) for pattern in patterns for each in (pattern, _LEADING.sub("", pattern)))
+
+
 def is_transient(name: Name, patterns: Sequence[str]) -> bool:
-    """Whether no checkpoint need hold a value: it is made anew by its name, or matches a pattern of `ROLE NAME`."""
+    """Whether no checkpoint need hold a value: it is made anew by its name, or fits a pattern of `ROLE NAME`, with the
+    rank before the name or without it."""
     made_anew = name[0] == EXTRA_STATE and passes(name[1])
-    return made_anew or any(fnmatchcase(" ".join(name), pattern) for pattern in patterns)
+    return made_anew or any(fits(f"{name[0]} {each}", patterns) for each in (name[1], without_rank(name[1])))
 
 
 def of_ranks(values: Values) -> set[Name]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -24,7 +23,7 @@ from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import other_place
-from shardproof.trainer.every_mesh import OF_A_RANK, is_transient, without_rank
+from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
 from shardproof.trainer.given import Given, by_values, given_by_op, numbers_of_loaders, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.mechanism import mechanism
@@ -177,7 +176,7 @@ class Judging:
         rows += [
             ("frozen", pattern, {name for role, name in names if role == PARAMS}) for pattern in self.trainer.frozen
         ]
-        return [matches_nothing(*row) for row in rows if not any(fnmatchcase(name, row[1]) for name in row[2])]
+        return [matches_nothing(*row) for row in rows if not any(fits(name, [row[1]]) for name in row[2])]
 
     def ranks_apart(self) -> str:
         """Why ranks may have a parameter differently, by what the first step made that parts them."""

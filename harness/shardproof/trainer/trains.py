@@ -7,7 +7,6 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from shardproof.diff import Difference, as_numbers
@@ -16,7 +15,7 @@ from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import WHOLE
-from shardproof.trainer.every_mesh import without_rank
+from shardproof.trainer.every_mesh import fits, without_rank
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import is_wild, where_first
@@ -140,7 +139,7 @@ def _declared_frozen_moves(judging: Judging) -> bool:
     for op in judging.whole.ops:
         before, after = judging.at(op.index - 1), judging.at(op.index)
         params = sorted(key for key in before if key[0] == PARAMS and op.kind == "step")
-        named = [key for key in params if any(fnmatchcase(without_rank(key[1]), each) for each in declared)]
+        named = [key for key in params if fits(without_rank(key[1]), declared)]
         moved = [key[1] for key in named if after.get(key) != before[key]]
         if moved:
             seen = judging.gradients.get(op.index, {})

@@ -12,6 +12,8 @@ from shardproof.program import Op
 from shardproof.protocol import registry
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
+from shardproof.trainer.every_mesh import fits, is_transient
+from shardproof.trainer.rank.modules import Modules
 from simulated import COUNT, Fault, Simulation, State, nothing
 from trainer_texts import STEPWISE, registered
 
@@ -39,7 +41,9 @@ def _cache(session: Session, op: Op, state: State) -> None:
     state[CACHE] = np.full(2, op.iteration if op.kind != "load" else -1, np.float32)
 
 
-@pytest.mark.parametrize(("pattern", "verdict"), [("buffer cache", "pass"), ("cache", "mismatch")])
+@pytest.mark.parametrize(
+    ("pattern", "verdict"), [("buffer cache", "pass"), ("buffer *.cache", "pass"), ("cache", "mismatch")]
+)
 def test_a_buffer_that_no_checkpoint_need_hold(tmp_path: Path, pattern: str, verdict: str) -> None:
     found = judged(tmp_path, f"transient = ['{pattern}']", _cache)
     assert verdicts(found)["resumed"] == verdict, found["arms"]
@@ -53,7 +57,34 @@ def test_a_pattern_that_fits_no_name_is_told(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("pattern", "verdict"), [("w", "mismatch"), ("base.*", "pass")])
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("*.experts.*", "experts.0.weight", True),
+        ("*.experts.*", "layers.0.experts.0.weight", True),
+        ("*.experts.*", "shared_experts.weight", False),
+        ("*.bias", "bias", True),
+        ("extra_state *.cache", "extra_state cache", True),
+        ("extra_state *.cache", "extra_state precache", False),
+        ("*.cache", "extra_state cache", False),
+        ("a.*.b", "a.b", False),
+    ],
+)
+def test_what_a_pattern_begins_with_may_stand_for_nothing(pattern: str, name: str, expected: bool) -> None:
+    assert fits(name, [pattern]) == expected
+
+
+def test_one_matching_for_what_is_local_and_what_is_transient() -> None:
+    assert Modules(["*.experts.*"]).is_local("experts.0.weight")
+    assert is_transient(("extra_state", "rank1.cache.rows"), ["extra_state *.cache.*"])
+    assert is_transient(("extra_state", "rank1.cache.rows"), ["extra_state cache.*"])
+
+
+def test_a_pattern_that_fits_a_topmost_name_is_not_told(tmp_path: Path) -> None:
+    assert judged(tmp_path, "transient = ['param *.w']\nlocal = ['*.w']")["notes"] == []
+
+
+@pytest.mark.parametrize(("pattern", "verdict"), [("w", "mismatch"), ("*.w", "mismatch"), ("base.*", "pass")])
 def test_a_parameter_that_is_declared_frozen_and_moves(tmp_path: Path, pattern: str, verdict: str) -> None:
     found = judged(tmp_path, f"frozen = ['{pattern}']")
     arm = next((arm for arm in found["arms"] if arm["name"] == "trains"), {"verdict": "pass", "sentence": ""})

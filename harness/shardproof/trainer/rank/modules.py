@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import nn
 
 from shardproof.layout import Box
 from shardproof.trainer.arms import NOT_HERE, ONE, TWO
+from shardproof.trainer.every_mesh import fits
 from shardproof.trainer.rank.pieces import Cut, Held, Unreadable, held
 
 ALWAYS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
@@ -58,7 +58,7 @@ class Modules:
 
     def is_local(self, name: str) -> bool:
         """Whether a name is one of those that the trainer declares as each rank's own."""
-        return any(fnmatchcase(name, pattern) for pattern in self.local)
+        return fits(name, self.local)
 
     def add(self, module: nn.Module, prefix: str) -> None:
         """Read one topmost module; prefix: what comes before its names, with the dot; empty if it is the only one."""

@@ -105,12 +105,30 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
-    told = (
-        _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
-        if wrong
-        else ""
-    )
+    told = ""
+    if wrong and (begins := _begin_apart(judging, session, apart, (one, other), wrong)):
+        told = begins
+    elif wrong:
+        told = _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
     judging.add(session.name, wrong, told, notes)
+
+
+def _begin_apart(
+    judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]
+) -> str:
+    """What is said of two ways whose values are apart right after `build`; empty of all others. What steps do is left
+    out: they could not come to the same. ops: as in `_how_often`."""
+    first = next((op for op in session.ops if op.index == ops[0]), None)
+    if first is None or first.kind != "build" or any(one.kind in PRESENCE for one in wrong):
+        return ""
+    judging.between = None  # what explains values speaks of steps
+    parts = (
+        wording.begin_apart(wrong, *names),
+        wording.of_alike(wrong, *names, wording.NOT_MEASURED),
+        arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
+        _shared(judging, session, ops, names, wrong),
+    )
+    return " ".join(filter(None, parts))
 
 
 def _said(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
+from math import inf
 
 from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
@@ -290,6 +291,19 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float, mo
     return f"{what} {'The data differ: ' * bool(of_data)}{each}{told} Which of the two is right, this arm cannot tell."
 
 
+def begin_apart(found: Sequence[Difference], first: str, own: str) -> str:
+    """That two ways are apart before any step."""
+    of_model = any(one.key.role in ("param", "buffer") for one in found)
+    what = "other weights" if of_model else "another state"
+    return (
+        f"{first} and {own} are apart right after `build`: they begin with {what}, so that this arm says nothing of "
+        f"their steps.{BEFORE_WEIGHTS * of_model}"
+    )
+
+
+BEFORE_WEIGHTS = " Look at what draws random numbers before the weights are made, and at what changes them then."
+
+
 def _of_each(one: Difference, first: str, own: str) -> str:
     """What the first value that differs is on either side."""
     if one.kind in ("missing", "extra"):
@@ -304,6 +318,9 @@ def _of_each(one: Difference, first: str, own: str) -> str:
 
 MOST_TOLD = 1e6
 """Behind a first step a share of what had changed before it may be anything."""
+
+NOT_MEASURED = inf
+"""The share where nothing has changed yet."""
 
 
 def nothing_altered(axis: str) -> str:

@@ -687,6 +687,23 @@ def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: 
     assert re.search(r"of w is \S+ with way=a and \S+ with way=b in its first element that differs\.", sentence)
 
 
+@pytest.mark.parametrize("promise", ["bits", "rounding"])
+def test_ways_that_begin_with_other_weights_are_told_first_and_no_step_is_blamed(folder: Path, promise: str) -> None:
+    verdict, sentence, _ = alike(folder, promise, only("alike way", "build", PARAM, lambda value: value * 1.5))
+    assert verdict == "mismatch"
+    told, rest = sentence.split(
+        ", so that this arm says nothing of their steps. Look at what draws random numbers before "
+    )
+    assert told == "way=a and way=b are apart right after `build`: they begin with other weights"
+    begins = "the weights are made, and at what changes them then. way must not matter, but way=a and way=b come to "
+    assert rest.startswith(f"{begins}different values: param of w ")
+    assert rest.endswith("Which of the two is right, this arm cannot tell.")
+
+
+def test_ways_that_part_in_a_step_are_not_told_to_begin_apart(folder: Path) -> None:
+    assert "right after `build`" not in alike(folder, "bits", only("alike way", "step", PARAM, plus, 0))[1]
+
+
 def test_a_way_that_updates_more_often_is_told_first(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", COUNT, plus, 1))
     assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once. way must not matter, but")

@@ -36,7 +36,7 @@ Samples = Mapping[str, Sample]
 
 
 def samples_by_op(records: Iterable[Record]) -> dict[int, Samples]:
-    """Operation → its samples on all ranks."""
+    """The samples of the ranks by the number of the operation, as the records of given data have them."""
     found: dict[int, dict[str, list[Sample]]] = {}
     for record in records:
         if record.role != GIVEN:

@@ -180,7 +180,7 @@ def _examined(file: str, asked: Asked) -> int:
     from shardproof.space.plan import Plan
     from shardproof.trainer.arms import program_of
     from shardproof.trainer.described import described
-    from shardproof.trainer.text import render
+    from shardproof.trainer.text import lead_to_alike, render
 
     found = described(file)
     modules = load_plugins((found.plugin,))
@@ -216,6 +216,8 @@ def _examined(file: str, asked: Asked) -> int:
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
         return INTERRUPTED
+    if not asked.quiet and (hint := lead_to_alike(found)):
+        print(hint)
     return ended.status
 
 

@@ -72,7 +72,8 @@ class Trainer:
       as `2` or `2x2`. Behind the last value `...` says that other ones are taken too, such as another class of
       optimizer.
     * requires: packages as pip names them, such as `accelerate==1.15.0`, installed beside what is there and never into
-      it. The first is the one under test: `shardproof trainer FILE --version 1.14.0` puts another release in its place.
+      it, without what they depend on. The first is the one under test: `shardproof trainer FILE --version 1.14.0` puts
+      another release in its place.
     * steps: how many steps come before the save, and how many after it. With 0 after it there is no save: such a
       trainer needs neither `save` nor `load`, and its steps alone are compared.
     * altered: axis → `run` or `checkpoint`: which of the two wins where the run that loads has another value of this

@@ -44,6 +44,20 @@ def render(trainer: Described, results: Sequence[Result], place: str = "", again
     return "\n".join(lines) + "\n"
 
 
+def lead_to_alike(trainer: Described) -> str:
+    """A hint at the axes whose values no arm compares with each other, although they may have to come to the same."""
+    named = {"mesh", *trainer.alike, *trainer.altered}
+    axes = [axis for axis, texts in trainer.axes.items() if len(texts) > 1 and axis not in named]
+    if not axes:
+        return ""
+    one = len(axes) == 1
+    its, they, name = ("its values", "they", axes[0]) if one else ("the values of each", "those of one", "AXIS")
+    return (
+        f"{', '.join(axes)}: {its} are not compared with each other; if {they} must come to the same model, say "
+        f'`alike = {{"{name}": "rounding"}}` (docs/trainer.md)'
+    )
+
+
 def cell_text(result: Result) -> str:
     """A cell in words: its values that are not the first."""
     return " ".join(result.scenario.options) or "first value of every axis"

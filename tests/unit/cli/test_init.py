@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from shardproof.cli.main import entry
 from shardproof.trainer.described import described
+from shardproof.verdict import ExitStatus
 
 from tests.paths import ROOT
 
@@ -18,6 +20,30 @@ def test_the_skeleton_is_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = described("my_trainer.py")
     assert found.system == "my_trainer:Mine"
     assert found.axes == {"mesh": ("2", "4"), "optimizer": ("adamw", "sgd")}
+
+
+def test_the_skeleton_leads_to_ways_that_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert entry(["init", "trainer"]) == 0
+    file = tmp_path / "my_trainer.py"
+    line = '    # alike = {"offload": "bits", "chunks": "rounding"}'
+    assert line in file.read_text().splitlines()
+    file.write_text(file.read_text().replace(line, '    alike = {"optimizer": "bits"}'))
+    assert described("my_trainer.py").alike == {"optimizer": "bits"}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_ends_with_a_hint_at_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, quiet: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = SimpleNamespace(results=[], place="", again="")
+    ended = SimpleNamespace(report=report, page="index.html", interrupted=False, status=ExitStatus.OK)
+    monkeypatch.setattr("shardproof.run.run", lambda _: ended)
+    assert entry(["init", "trainer"]) == 0
+    assert entry(["trainer", "my_trainer.py", *["-q"] * quiet]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("report: " if quiet else "optimizer: its values are not compared with each other; ")
 
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

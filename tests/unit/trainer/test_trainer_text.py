@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,20 @@ def test_cells_that_fail_alike_but_for_numbers_are_told_once() -> None:
     assert "    MISMATCH  resumed: `load` restored nothing" in lines
     assert "  resumed: not compared, a (3 cells)" in lines
     assert lines[-1] == "mine:Mine: 3 mismatch"
+
+
+def test_an_axis_that_nothing_compares_leads_to_alike() -> None:
+    axes = {"mesh": ("1", "2"), "chunks": ("1", "2"), "lr": ("1", "2"), "offload": ("no", "yes"), "one": ("1",)}
+    trainer = Described(Path("mine.py"), "Mine", "", axes, altered={"lr": "run"}, alike={"offload": "bits"})
+    assert text.lead_to_alike(trainer) == (
+        "chunks: its values are not compared with each other; if they must come to the same model, say "
+        '`alike = {"chunks": "rounding"}` (docs/trainer.md)'
+    )
+    assert text.lead_to_alike(replace(trainer, alike={})) == (
+        "chunks, offload: the values of each are not compared with each other; if those of one must come to the same "
+        'model, say `alike = {"AXIS": "rounding"}` (docs/trainer.md)'
+    )
+    assert text.lead_to_alike(replace(trainer, alike={"offload": "bits", "chunks": "rounding"})) == ""
 
 
 def test_of_cells_that_fail_alike_one_with_a_whole_factor_is_shown() -> None:

@@ -86,7 +86,8 @@ def absent_from(folder: Path, values: Mapping[tuple[str, str], Value]) -> list[s
 
 
 def held_as_in(folder: Path, missing: Sequence[tuple[str, str]], values: Mapping[tuple[str, str], Value]) -> bool:
-    """Whether files have all parameters that they miss, and at least one, with other values, such as older ones."""
+    """Whether the files of a checkpoint have other values, such as older ones, for each parameter whose bytes they
+    miss; False where no parameter is missing."""
     params = {key: values[key] for key in missing if key[0] == "param" and key in values}
     return (
         bool(params) and all(key in params for key in missing if key[0] == "param") and not absent_from(folder, params)

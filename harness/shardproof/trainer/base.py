@@ -84,7 +84,8 @@ class Trainer:
     * transient: names of state that checkpoints need not hold, as glob patterns such as `grad *` or `* cache`.
     * local: names of what every rank has of its own, as glob patterns: parameters that are plain tensors, such as
       `*.experts.*`, what `state` adds, and settings of param groups, such as `group*.params` of an optimizer that gives
-      each rank other parameters. Any other parameter, setting or value of `state` must be equal on all ranks.
+      each rank other parameters. Any other parameter, setting or value of `state` must be equal on all ranks. `build`
+      may set it as an attribute, where it depends on the cell, as on whether there is expert parallelism.
     * frozen: names of parameters that no step may change, as glob patterns such as `base.*`, whatever their
       `requires_grad` says.
     * tied: names of parameters that must be one, such as `[("lm_head.weight", "embed.weight")]`, which is looked at
@@ -99,7 +100,7 @@ class Trainer:
     altered: ClassVar[Mapping[str, str]] = {}
     alike: ClassVar[Mapping[str, str]] = {}
     transient: ClassVar[Sequence[str]] = ()
-    local: ClassVar[Sequence[str]] = ()
+    local: Sequence[str] = ()
     frozen: ClassVar[Sequence[str]] = ()
     tied: Sequence[tuple[str, ...]] = ()
     emulates: ClassVar[str] = ""

@@ -19,7 +19,7 @@ from shardproof.layout import Box
 from shardproof.observe.assemble import assemble
 from shardproof.trainer.base import Trainer
 from shardproof.trainer.notes import OF_BEFORE
-from shardproof.trainer.rank import Rank, pairs_of
+from shardproof.trainer.rank import Rank, pairs_of, patterns_of
 from shardproof.trainer.rank.found import Item, State
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.optimizers import Optimizer
@@ -649,3 +649,10 @@ def test_buffers_that_the_first_ranks_take_the_place_of_are_its_own(
     modules.add(wrapped, "")
     assert ("running_mean" in modules.buffers) == kept
     assert [held.names[0] for held in modules.params]
+
+
+@pytest.mark.parametrize("wrong", ["*", 3, [3], {"a": 1}])
+def test_a_local_of_another_form_is_refused(wrong: object) -> None:
+    with pytest.raises(UsageError, match="a list of patterns"):
+        patterns_of(wrong)
+    assert patterns_of(["*.experts.*"]) == ["*.experts.*"]

@@ -11,7 +11,7 @@ import inspect
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -230,7 +230,7 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world, self.described.local, self._alike,
+        state = State(found, self.context.rank, self.context.mesh.world, patterns_of(self.trainer.local), self._alike,
                       self.named, own_folders(self.built, self.context.directory))  # fmt: skip
         yield from state.records(op)
         for one, other in self.tied:
@@ -303,6 +303,17 @@ def files_of(folder: Path) -> set[tuple[str, int, int]]:
     """The files below a folder, each with its inode and the time in ns at which it was written last."""
     files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
     return {(str(path), stat.st_ino, stat.st_mtime_ns) for path, stat in files}
+
+
+def patterns_of(local: object) -> Sequence[str]:
+    """The patterns of a trainer's `local`, which `build` may have set.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    if isinstance(local, (list, tuple)) and all(isinstance(pattern, str) for pattern in local):
+        return local
+    raise UsageError.of("local", local, "a list of patterns of `NAME`", 'self.local = ["*.experts.*"]')
 
 
 def pairs_of(tied: object) -> Iterator[tuple[str, str]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shardproof.diff import Difference
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, Values, is_of_data, without_rank
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import counted_steps, differ_already, of_loaders, without_effect
+from shardproof.trainer.notes import counted_steps, differ_already, of_each_step, of_loaders, without_effect
 
 SCHEDULER, STEP_COUNT = "scheduler", "_step_count"
 """The role of a schedule, and the count by which torch warns of calls in the wrong order, and nothing else."""
@@ -36,9 +37,19 @@ def harmless(judging: Judging, session: Session, other: Session, saved: int = -1
         made = {name for name in made if _is_of_a_loader(name) and pairs[0][0][name] != pairs[0][1].get(name)}
         made = {name for name in made if all(one.get(name) == its.get(name) for one, its in pairs[1:])}
         loaders = made | {name for one, its in pairs for name in one.keys() ^ its.keys() if _is_of_a_loader(name)}
-    counts = counts_alone(pairs)
+    counts, anew = counts_alone(pairs), made_anew(pairs) if loads else set()
     notes = [*([of_loaders(loaders)] if loaders else []), *([counted_steps(counts)] if counts else [])]
-    return loaders | counts, notes
+    notes += [of_each_step(anew)] if anew else []
+    return loaders | counts | anew, notes
+
+
+def made_anew(pairs: Sequence[tuple[Values, Values]]) -> set[Name]:
+    """Tensors of the trainer's own that one of two sessions has not right after a load, and that are alike after each
+    step, as those that a step makes and leaves on the trainer. pairs: after the load, and after each step."""
+    (one, other), *steps = pairs
+    apart = {name for name in one.keys() ^ other.keys() if name[0] == EXTRA_STATE}
+    tensors = {name for name in apart if (one.get(name) or other[name]).dtype != "utf8"}
+    return {name for name in tensors if steps and all(a.get(name) == b.get(name) is not None for a, b in steps)}
 
 
 def counts_alone(pairs: Sequence[tuple[Values, Values]]) -> set[Name]:

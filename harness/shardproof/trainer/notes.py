@@ -54,6 +54,11 @@ def of_loaders(keys: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def of_each_step(keys: Iterable[tuple[str, str]]) -> str:
+    """Tensors that only one of two sessions has right after a load, and that each step makes alike in both."""
+    return f"not compared right after the load, since each step makes it anew: {_few(keys)}"
+
+
 def of_one_mesh(keys: Iterable[tuple[str, str]]) -> str:
     """Parts of a loader that one mesh has and the other has not, or that steps set."""
     return f"not compared, since one of the two meshes has it alone, or each step sets it: {_few(keys)}"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.harmless import beside_random_states, harmless, of_loaders_elsewhere
+from shardproof.trainer.harmless import beside_random_states, harmless, made_anew, of_loaders_elsewhere
 from shardproof.trainer.judging import Judging
 
 EPOCH, COUNT, PLACE = (
@@ -82,3 +82,14 @@ def test_data_that_differ_later_are_told_before_what_a_loader_says_of_itself() -
     assert (found, notes) == ([later], ["not alike before that already: rank0.loader._num_yielded"])
     judging.data_of = lambda session, found: ""
     assert beside_random_states(judging, session, session, [first], ()) == ([first], [])
+
+
+def test_a_tensor_that_each_step_makes_anew_need_not_be_there_after_a_load() -> None:
+    name, text = ("extra_state", "rank0.hidden"), ("extra_state", "rank0.count")
+    tensor, other = Value("fp32", (1,), b"abcd"), Value("fp32", (1,), b"efgh")
+    assert made_anew([({name: tensor}, {}), ({name: other}, {name: other})]) == {name}
+    assert made_anew([({}, {name: tensor}), ({name: other}, {name: other})]) == {name}
+    assert made_anew([({name: tensor}, {name: other}), ({name: other}, {name: other})]) == set(), "both have it"
+    assert made_anew([({name: tensor}, {}), ({name: other}, {name: tensor})]) == set(), "a step depends on it"
+    assert made_anew([({name: tensor}, {})]) == set(), "no step shows it"
+    assert made_anew([({text: value("int 1")}, {}), ({text: value("int 2")}, {text: value("int 2")})]) == set()

@@ -119,7 +119,7 @@ def _begin_apart(
     """What is said of two ways whose values are apart right after `build`; empty of all others. What steps do is left
     out: they could not come to the same. ops: as in `_how_often`."""
     first = next((op for op in session.ops if op.index == ops[0]), None)
-    if first is None or first.kind != "build" or any(one.kind in PRESENCE for one in wrong):
+    if first is None or first.kind != "build" or all(one.kind in PRESENCE for one in wrong):
         return ""
     judging.between = None  # what explains values speaks of steps
     parts = (

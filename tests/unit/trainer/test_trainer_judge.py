@@ -700,6 +700,17 @@ def test_ways_that_begin_with_other_weights_are_told_first_and_no_step_is_blamed
     assert rest.endswith("Which of the two is right, this arm cannot tell.")
 
 
+def test_ways_of_which_one_has_a_parameter_more_may_begin_apart_too(folder: Path) -> None:
+    def fault(session: Session, op: Op, state: State) -> None:
+        if session.name == "alike way":
+            state["param", "more"] = np.ones(2, np.float32)
+            state[PARAM] = state[PARAM] + (op.kind == "build")
+
+    verdict, sentence, _ = alike(folder, "bits", fault)
+    assert verdict == "mismatch"
+    assert sentence.startswith("way=a and way=b are apart right after `build`: they begin with other weights, so that ")
+
+
 def test_ways_that_part_in_a_step_are_not_told_to_begin_apart(folder: Path) -> None:
     assert "right after `build`" not in alike(folder, "bits", only("alike way", "step", PARAM, plus, 0))[1]
 

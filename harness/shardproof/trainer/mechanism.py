@@ -34,7 +34,7 @@ from shardproof.diagnosis.arrangement import DISTINCT, distinct, exchanged_dims,
 from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import ALIKE_ROLES, Name
+from shardproof.trainer.every_mesh import ALIKE_ROLES, Name, without_rank
 from shardproof.trainer.gradients import GRADIENT, are_frozen, why_still
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.rates import ZERO, of_rates, rates_in
@@ -107,6 +107,11 @@ def _exchanged(pairs: Sequence[Pair], between: Between) -> str:
     (role, name), source = pairs[0].name, sources[0]
     if source is None or not all(sources):
         return ""
+    if source[0] == role and source[1] != name and without_rank(source[1]) == without_rank(name):
+        return (
+            f"Ranks have each other's values: {name} has that of {source[1]}. What every rank has of its own is saved, "
+            "or loaded, under one name for all: give each rank's a name of its own, or the tensor its place."
+        )
     if source[0] == role:
         return f"The values are those of other tensors: {name} has that of {source[1]}."
     return f"The values are those of other tensors: {role} of {name} has its {source[0]}."

@@ -90,7 +90,7 @@ def apart(copies: Copies, before: Mapping[Name, Value], settings: Mapping[Name, 
         ]
         factor = factor_of(changes)
         if factor is None:
-            still = all(not observed.any() for _, observed in changes)
+            still = all(not each.observed.any() for each in changes)
             if not still:
                 return None
             factor = 0.0

@@ -24,11 +24,12 @@ MOST_TOLD = 4
 @dataclass(frozen=True)
 class Sample:
     """rank, call: which call of the model on which rank has the sample. gradient: its size at the output, with a sign;
-    None where no backward came."""
+    None where no backward came. zeroed: the line that set what it made to zero before an optimizer stepped."""
 
     rank: int
     call: int
     gradient: float | None
+    zeroed: str = ""
 
 
 Samples = Mapping[str, Sample]
@@ -42,10 +43,10 @@ def samples_by_op(records: Iterable[Record]) -> dict[int, Samples]:
         if record.role != GIVEN:
             continue
         own = found.setdefault(record.op, {})
-        for call, (_, _, digests, gradients) in enumerate(json.loads(record.data)):
+        for call, (_, _, digests, gradients, zeroed) in enumerate(json.loads(record.data)):
             for place, digest in enumerate(digests):
                 value = gradients[place] if gradients else None
-                own.setdefault(digest, []).append(Sample(record.rank, call, value))
+                own.setdefault(digest, []).append(Sample(record.rank, call, value, zeroed))
     return {op: {digest: each[0] for digest, each in own.items() if len(each) == 1} for op, own in found.items()}
 
 
@@ -59,6 +60,13 @@ def weighed_apart(one: Samples, other: Samples, names: tuple[str, str]) -> str:
     both = [(one[digest], other[digest]) for digest in one if digest in other]
     if len(both) < 2 or not any(mine.gradient for mine, _ in both) or not any(its.gradient for _, its in both):
         return ""
+    for place, (way, has) in enumerate((names, names[::-1])):
+        zeroed = [pair[place] for pair in both if pair[place].zeroed and not pair[1 - place].zeroed]
+        if zeroed:
+            return (
+                f"With {way} what the backward made of {len(zeroed)} of {len(both)} samples is set to zero before an "
+                f"optimizer steps ({zeroed[0].zeroed}), and with {has} it is not."
+            )
     for place, (way, has) in enumerate((names, names[::-1])):
         lost = [pair for pair in both if not pair[place].gradient and pair[1 - place].gradient]
         if lost:
@@ -96,3 +104,14 @@ def _by_call(ratios: Iterable[tuple[Sample, float]]) -> dict[tuple[int, int], fl
         if abs(ratio - known) > NEAR * abs(known):
             return None
     return found
+
+
+def zeroed_before(samples: Samples, step: int) -> str:
+    """A note on gradients of a step that are set to zero before an optimizer steps; empty where none are."""
+    zeroed = [sample for sample in samples.values() if sample.zeroed]
+    if not zeroed:
+        return ""
+    return (
+        f"what the backward made of {len(zeroed)} of {len(samples)} samples of step {step} is set to zero before an "
+        f"optimizer steps ({zeroed[0].zeroed}): right where another optimizer's turn begins, as in a GAN"
+    )

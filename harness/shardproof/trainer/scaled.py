@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,16 @@ from shardproof.trainer.every_mesh import Name
 from shardproof.trainer.pairs import Between, Pair
 
 Floats = npt.NDArray[np.float64]
-Change = tuple[Floats, Floats]
-"""What should have changed, and what did, each in the tensor's shape."""
+
+
+class Change(NamedTuple):
+    """What should have changed, and what did, each in the tensor's shape; and by how much rounding may have made either
+    another one, since both are differences of numbers that may be far larger."""
+
+    expected: Floats
+    observed: Floats
+    rounding: float = 0.0
+
 
 CHANGED = ("exp_avg", "momentum", "param", EXTRA_STATE)
 """Roles whose changes are a gradient's share, the one that is closest to the gradient first."""
@@ -34,6 +43,12 @@ CALLED = {EXTRA_STATE: "the trainer's own tensors"}
 
 NEAR = 2.0**-9
 """How near to one factor a change must be, as a share of the largest one, and how far from 1 the factor."""
+
+EPSILON = {"fp64": 2.0**-52, "fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}
+"""The distance of 1 and the next number."""
+
+MOST_ROUNDING = 2.0**-3
+"""What rounding may have made of a change, as a share of its largest element: with more nobody can tell a factor."""
 
 SIZABLE, ENOUGH = 2.0**-4, 4
 """So many elements of a change must be of this share of the largest one or more: of smaller ones `NEAR` says little."""
@@ -91,7 +106,7 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
 
 def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> str:
     """One factor in the rows of each rank."""
-    parts = [[(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks)) for a, b in changes]
+    parts = [[Change(_rows(a, rank, between.ranks), _rows(b, rank, between.ranks), least) for a, b, least in changes]
              for rank in range(between.ranks)]  # fmt: skip
     each = [factor_of(part) for part in parts]
     known = [factor for factor in each if factor is not None]
@@ -185,9 +200,10 @@ def change(expected: Value, observed: Value, before: Value | None, decay: float)
     shape = expected.shape or (1,)
     one, other = (as_numbers(value).astype(np.float64).reshape(shape) for value in (expected, observed))
     if before is None or before.shape != expected.shape:
-        return one, other
+        return Change(one, other)
     start = decay * as_numbers(before).astype(np.float64).reshape(shape)
-    return one - start, other - start
+    largest = max(float(np.abs(each).max(initial=0)) for each in (one, start))
+    return Change(one - start, other - start, EPSILON.get(expected.dtype, 0.0) * largest)
 
 
 def _rows(values: Floats, rank: int, ranks: int) -> Floats:
@@ -198,10 +214,16 @@ def _rows(values: Floats, rank: int, ranks: int) -> Floats:
 
 def factor_of(changes: Sequence[Change]) -> float | None:
     """The factor between the expected changes and the observed ones; None where no single number fits them all."""
-    wanted, got = (np.concatenate([change[side].reshape(-1) for change in changes]) for side in (0, 1))
+    wanted = np.concatenate([each.expected.reshape(-1) for each in changes])
+    got = np.concatenate([each.observed.reshape(-1) for each in changes])
     if not (np.isfinite(wanted).all() and np.isfinite(got).all()) or not wanted.any():
         return None
     factor = float(wanted @ got / (wanted @ wanted))
-    sizable = sum(np.count_nonzero(np.abs(one) >= SIZABLE * np.abs(one).max()) for one, _ in changes if one.any())
-    near = all((np.abs(b - factor * a) <= NEAR * np.abs(b).max()).all() for a, b in changes if b.size)
-    return factor if factor and near and sizable >= ENOUGH else None
+    sizable = sum(np.count_nonzero(np.abs(one) >= SIZABLE * np.abs(one).max()) for one, _, _ in changes if one.any())
+    if not factor or sizable < ENOUGH:
+        return None
+    for one, other, least in changes:
+        size, slack = np.abs(other).max(initial=0), least * (1 + abs(factor))
+        if slack > MOST_ROUNDING * size or (np.abs(other - factor * one) > NEAR * size + slack).any():
+            return None
+    return factor

@@ -35,6 +35,7 @@ from shardproof.trainer.notes import (
 from shardproof.trainer.overflows import all_overflow, overflows
 from shardproof.trainer.plain import counted_apart, every_step_skipped
 from shardproof.trainer.rounding import PARAMS, At
+from shardproof.trainer.samples import zeroed_before
 from shardproof.verdict import Verdict
 
 
@@ -72,7 +73,8 @@ def trains(judging: Judging) -> None:
         notes += [never_moved(still, params)] if still else []
         notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
-        notes += [counted] if counted else []
+        lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
+        notes += [told for told in (counted, next(filter(None, lost), "")) if told]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
         judging.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
         return

@@ -246,3 +246,16 @@ def test_elements_that_each_ranks_part_of_a_flat_buffer_has_moved_by_its_own_num
     assert _moves_of(flat, got, 4) == (0, 1, 2, 3)
     assert _moves_of(flat, flat[::-1].copy(), 4) == ()
     assert _moves_of(flat, np.roll(flat, 2), 4) == (2,)
+
+
+def test_a_factor_is_measured_where_the_change_is_small_beside_the_parameter() -> None:
+    """As of SGD with a small rate, whose change rounding alone makes less exact than a factor has to be."""
+    wrong = {
+        name: BEFORE[name] + (RIGHT[name] - BEFORE[name]) * np.float32(0.5e-5)
+        for name in BEFORE
+        if name.startswith("param")
+    }
+    right = {name: BEFORE[name] + (RIGHT[name] - BEFORE[name]) * np.float32(1e-5) for name in wrong}
+    assert "is 0.4999 times what it should be, in all tensors alike: one by the number" in told(wrong, right=right)
+    tiny = {name: BEFORE[name] + (RIGHT[name] - BEFORE[name]) * np.float32(1e-7) for name in wrong}
+    assert "times what" not in told(tiny, right=right), "rounding has made most of it"

@@ -9,7 +9,7 @@ import torch
 from shardproof.observe.record import whole
 from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.rank.inputs import Inputs
-from shardproof.trainer.samples import Sample, Samples, samples_by_op, weighed_apart
+from shardproof.trainer.samples import Sample, Samples, samples_by_op, weighed_apart, zeroed_before
 
 WAYS = "micro=4", "micro=2"
 
@@ -84,6 +84,35 @@ def test_a_loss_as_output_has_no_row_for_each_sample() -> None:
 
 
 def test_what_is_recorded_has_a_digest_the_rows_and_each_sample() -> None:
-    data = json.dumps([["d", 2, ["a", "b"], [1.0, 2.0]], ["e", 1, ["a"], []]]).encode()
+    data = json.dumps([["d", 2, ["a", "b"], [1.0, 2.0], "loop.py:3"], ["e", 1, ["a"], [], ""]]).encode()
     record = whole(1, 0, GIVEN, "", "utf8", (len(data),), data)
-    assert samples_by_op([record]) == {1: {"b": Sample(0, 0, 2.0)}}
+    assert samples_by_op([record]) == {1: {"b": Sample(0, 0, 2.0, "loop.py:3")}}
+
+
+@pytest.mark.parametrize("zeroes", ["optimizer", "model"])
+def test_gradients_that_are_set_to_zero_before_a_step_are_told_with_the_line(zeroes: str) -> None:
+    inputs, model = Inputs(), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    batch, found = torch.randn(4, 3), []
+    for loses in (False, True):
+        with inputs.watched():
+            optimizer.zero_grad()
+            for part in batch.chunk(2):
+                model(part).square().sum().backward()
+                if loses and part is not batch:
+                    {"optimizer": optimizer, "model": model}[zeroes].zero_grad()
+                    loses = False
+            with torch.no_grad():
+                model(torch.ones(7, 3))  # a validation is none of the data
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(_recorded(inputs))
+    assert len(found[0]) == len(found[1]) == 4
+    told = weighed_apart(found[0], found[1], WAYS)
+    assert told.startswith(
+        "With micro=2 what the backward made of 2 of 4 samples is set to zero before an optimizer steps"
+    )
+    assert "(test_samples.py:" in told
+    assert zeroed_before(found[0], 0) == ""
+    assert "of 2 of 4 samples of step 0 is set to zero" in zeroed_before(found[1], 0)
+    assert torch.optim.Optimizer.zero_grad.__module__ == "torch.optim.optimizer"

@@ -12,7 +12,6 @@ import os
 import pickle
 from collections import Counter
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +19,10 @@ import torch.distributed as dist
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import COLLECTIVES
+from shardproof.trainer.rank.lines import innermost
 
 KEPT = 2000
 _SIZE = "TORCH_FR_BUFFER_SIZE"
-_OURS = str(Path(__file__).parents[2])
-_TORCH = str(Path(torch.__file__).parent)
 
 
 class Collectives:
@@ -44,7 +42,12 @@ class Collectives:
             kind = entry["profiling_name"].partition(":")[2]
             ranks = groups.get(entry["process_group"][0], every)
             numbers = sum(prod(sizes) for sizes in entry["input_sizes"])
-            found[kind, numbers, tuple(ranks), _where(entry.get("frames", ()))] += 1
+            found[
+                kind,
+                numbers,
+                tuple(ranks),
+                innermost((frame["filename"], frame["line"]) for frame in entry.get("frames", ())),
+            ] += 1
         data = json.dumps([[*each, often] for each, often in found.items()]).encode()
         return whole(op, rank, COLLECTIVES, "", "utf8", (len(data),), data)
 
@@ -61,12 +64,3 @@ class Collectives:
 
 def _groups() -> dict[Any, str]:
     return dict(dist.distributed_c10d._world.pg_names) if dist.is_initialized() else {}
-
-
-def _where(frames: Any) -> str:
-    """File and line of the innermost call that is neither torch's nor ours."""
-    for frame in frames:
-        name = str(frame["filename"])
-        if not name.startswith((_TORCH, _OURS, "<")):
-            return f"{Path(name).name}:{frame['line']}"
-    return ""

@@ -1,31 +1,36 @@
 """What the model of a trainer was given in a step, so that a step can be told from one that was given other data; and
 the gradient that came back to its output, sample by sample, so that a loss can be told from one that weighs them
-otherwise.
+otherwise, and one whose gradients are set to zero before an optimizer steps.
 
 Whatever a trainer calls its data, they come to a module sooner or later. The first module inside each call of a model
 that is given a tensor by position, such as an embedding or a first layer, gets them as they are. Samples are the rows
 of that tensor, and of the output the first tensor with as many rows counts.
 
-*Does not see* data that a model computes with before a module gets them, and models that `torch.compile` has made.
+*Does not see* data that a model computes with before a module gets them, models that `torch.compile` has made, calls
+without gradients, as a validation makes, and gradients that are set to zero by hand.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.rank.calls import MOST, UNREAD, digest_of_given, tensors_of
+from shardproof.trainer.rank.lines import where_of
 from shardproof.trainer.rank.pieces import raw
 
 MOST_SAMPLES = 256
@@ -35,12 +40,15 @@ MOST_SAMPLES = 256
 @dataclass
 class Given:
     """One call of a model. digest: of all that its first module was given. rows: of the first tensor of that. samples:
-    a digest of each. gradients: of each at the model's output, its size, with a sign; empty until a backward came."""
+    a digest of each. gradients: of each at the model's output, its size, with a sign; empty until a backward came.
+    came: whether one did. zeroed: the line that set what it made to zero before an optimizer stepped."""
 
     digest: str
     rows: int
     samples: list[str] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
+    came: bool = False
+    zeroed: str = ""
 
 
 class Inputs:
@@ -51,21 +59,25 @@ class Inputs:
         self._open = 0  # modules that are being called
         self._seen = False  # whether the call of the model has its digest
         self._call: Given | None = None  # that of the model's call, if what it was given is data
+        self._waiting: list[Given] = []  # calls whose gradients no optimizer has taken yet
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside, inputs are kept."""
         # without `with_kwargs` and `always_call`, of which torch leaves traces behind when a hook is removed
-        hooks = [module.register_module_forward_pre_hook(self._begins), module.register_module_forward_hook(self._ends)]
+        hooks = [module.register_module_forward_pre_hook(self._begins), module.register_module_forward_hook(self._ends),
+                 register_optimizer_step_pre_hook(self._stepped)]  # fmt: skip
         try:
-            yield
+            with _before(Optimizer, "zero_grad", self._zeroed), _before(nn.Module, "zero_grad", self._zeroed):
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
 
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
-        data = json.dumps([[one.digest, one.rows, one.samples, one.gradients] for one in self.given]).encode()
+        calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed] for one in self.given]
+        data = json.dumps(calls).encode()
         self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
 
@@ -96,6 +108,19 @@ class Inputs:
             rows = tensors[0].shape[0] if tensors[0].ndim else 1
             self._call = Given(digest, rows, _samples(tensors[0]) if 0 < rows <= MOST_SAMPLES else [])
             self.given.append(self._call)
+            self._waiting.append(self._call)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._waiting = [one for one in self._waiting if not one.came]
+
+    def _zeroed(self, holder: Any) -> None:
+        """Keep which calls' gradients are lost, if there are any where they are set to zero."""
+        lost = [one for one in self._waiting if one.came]
+        if lost and any(parameter.grad is not None for parameter in _parameters(holder)):
+            line = where_of(inspect.currentframe())
+            for one in lost:
+                one.zeroed = line
+            self._waiting = [one for one in self._waiting if not one.came]
 
 
 def _samples(tensor: torch.Tensor) -> list[str]:
@@ -113,11 +138,14 @@ def _follow(given: Given, output: Any) -> None:
         outputs = [one for one in tensors_of(output) if one.requires_grad and one.ndim and one.shape[0] == given.rows]
     except Exception:  # as of `_samples`
         return
-    if outputs and given.samples:
-        outputs[0].register_hook(partial(_keep, given))  # type: ignore[no-untyped-call]
+    if outputs:
+        outputs[0].register_hook(functools.partial(_keep, given))  # type: ignore[no-untyped-call]
 
 
 def _keep(given: Given, gradient: torch.Tensor) -> None:
+    given.came = True
+    if not given.samples:
+        return
     try:
         with torch.no_grad():
             rows = gradient.detach().reshape(given.rows, -1).to(torch.float64)
@@ -129,5 +157,30 @@ def _keep(given: Given, gradient: torch.Tensor) -> None:
 
 
 def _is_forward() -> bool:
-    """Whether a module is called by the trainer, and neither traced nor computed anew in a backward."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
+    """Whether a module is called by the trainer to train, and neither traced nor computed anew in a backward."""
+    traced = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+    return torch.is_grad_enabled() and not traced
+
+
+def _parameters(holder: Any) -> Iterator[torch.Tensor]:
+    if isinstance(holder, nn.Module):
+        yield from holder.parameters()
+    else:
+        yield from (parameter for group in holder.param_groups for parameter in group["params"])
+
+
+@contextmanager
+def _before(kind: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, a method of a class and of those that do not write their own tells what it is called on, first."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        told(self)
+        return method(self, *args, **kwargs)
+
+    setattr(kind, name, called)
+    try:
+        yield
+    finally:
+        setattr(kind, name, method)

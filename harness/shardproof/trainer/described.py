@@ -193,6 +193,10 @@ class _Reading:
                 found = Requirement(text)
             except (InvalidRequirement, TypeError):
                 raise self._wrong("requires", text, "packages as pip names them, such as einops==0.8.1") from None
+            if found.url:
+                raise self._wrong(
+                    "requires", text, "packages of an index, and no addresses; put a checkout on PYTHONPATH"
+                )
             if not number and not re.fullmatch(r"==[^,*]+", str(found.specifier)):
                 raise self._wrong("requires", text, "the package under test first, with its release behind ==")
         return tuple(given)

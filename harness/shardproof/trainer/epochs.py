@@ -53,3 +53,20 @@ def other_place(given: Collection[str], step: int, steps: OfSteps) -> str:
     if epoch == due[0]:
         return f"{here} step {place} of it: the order is right, and the place in it is not restored."
     return f"{here} step {place} of epoch {epoch}."
+
+
+def first_epoch_alone(steps: OfSteps, saved: int) -> str:
+    """A note that the save lies in the first epoch, so that a resume in a later one is not tried; empty where it does
+    not, or where nobody knows what the steps were given.
+
+    Args:
+        steps: of the run without a break. saved: the step behind which the save comes.
+    """
+    places = epochs_of(steps)
+    if not all(steps.values()) or places.get(saved, (1, 0))[0]:
+        return ""
+    ends = next((f", which ends with step {step - 1}" for step, (epoch, _) in sorted(places.items()) if epoch), "")
+    return (
+        f"the save comes in the first epoch of the data{ends}: a resume in a later one is not tried, where another "
+        "order or another place may be lost; more `steps`, or a shorter data set, would try it"
+    )

@@ -59,8 +59,8 @@ def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str,
         return ""
     before = f", and in step {first} {begun[0]} and {begun[1]}" if first < step else ""
     return (
-        f"The data differ: in step {step} the model was given {one} rows with {ways[0]} and {other} with {ways[1]}"
-        f"{before}: look at which samples count for which update, and at those that are left over."
+        f"The data differ: in step {step} the model was given {one} different rows with {ways[0]} and {other} with "
+        f"{ways[1]}{before}: look at which samples count for which update, and at those that are left over."
     )
 
 

@@ -55,6 +55,7 @@ from shardproof.trainer.arms import (
 )
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
+from shardproof.trainer.epochs import first_epoch_alone
 from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.trainer.files_hold import absent_from, held_as_in, not_made_by_build, written
 from shardproof.trainer.gradients import are_frozen
@@ -250,6 +251,8 @@ class Judge(Judging):
         unseen = self.idle | self.seeded_anew
         notes += [*more, *([idle(unseen)] if unseen else [])]
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
+        early = first_epoch_alone(self.samples_of_steps, self.before - 1) if self.loads_data and not found else ""
+        notes += [early] if early else []
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
         found, sentence = self.with_its_end(resumed, found, sentence)

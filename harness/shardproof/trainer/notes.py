@@ -168,6 +168,14 @@ def never_moved(names: Sequence[str], number: int) -> str:
     )
 
 
+def step_at_rate_zero(step: int, rate: str) -> str:
+    """A step that changes no parameter, since the rate is zero. rate: as it is written."""
+    return (
+        f"step {step} changes no parameter, since the learning rate is {rate} in it: right of a warm-up that begins at "
+        "zero, and otherwise a schedule that is built or stepped wrongly"
+    )
+
+
 def stays_zero(first: Value | None, last: Value) -> bool:
     """Whether a tensor of floats is zero after the build and after the last step."""
     return first == last and last.dtype in FLOATS and bool(last.data) and not any(last.data)

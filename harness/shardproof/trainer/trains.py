@@ -30,10 +30,12 @@ from shardproof.trainer.notes import (
     nothing_trains_later,
     schedule_runs_on,
     stays_zero,
+    step_at_rate_zero,
     uncounted,
 )
 from shardproof.trainer.overflows import all_overflow, overflows
 from shardproof.trainer.plain import counted_apart, every_step_skipped
+from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.samples import zeroed_before
 from shardproof.verdict import Verdict
@@ -74,11 +76,23 @@ def trains(judging: Judging) -> None:
         notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
-        notes += [told for told in (counted, next(filter(None, lost), "")) if told]
+        idle = _at_rate_zero(judging)
+        notes += [told for told in (counted, next(filter(None, lost), ""), idle) if told]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
         judging.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
         return
     judging.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+
+
+def _at_rate_zero(judging: Judging) -> str:
+    """A note on the first step that changes no parameter, at a learning rate of zero, where others change them."""
+    for op in judging.whole.ops:
+        before, after = judging.at(op.index - 1), judging.at(op.index)
+        params = [key for key in before if key[0] == PARAMS]
+        if op.kind == "step" and params and all(before[key] == after.get(key) for key in params):
+            zero = sorted(ZERO & rates_in(before))
+            return step_at_rate_zero(op.iteration, zero[0].decode().rpartition(" ")[2]) if zero else ""
+    return ""
 
 
 def _updates(judging: Judging, steps: list[int]) -> int:

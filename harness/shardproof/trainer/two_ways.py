@@ -156,18 +156,22 @@ def _said(
     parted = where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near)
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
-    parts = (
+    measured = (
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
         weighed_apart(judging.samples.get(ops[0], {}), judging.samples.get(ops[1], {}), names),
+    )
+    pointed = not any(measured)  # what may have made it is told where nothing was measured that did
+    parts = (
+        *measured,
         _not_finite(judging, ops, names, wrong),
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _repeated(judging, session, names),
         arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
-        _reduced(judging, session, ops, names),
-        _older(judging, session, ops, names, wrong) or rates or ("" if counts_alone else parted),
+        _reduced(judging, session, ops, names) if pointed else "",
+        _older(judging, session, ops, names, wrong) or rates or (parted if pointed and not counts_alone else ""),
         _shared(judging, session, ops, names, wrong),
     )
     return " ".join(filter(None, parts))

@@ -20,6 +20,7 @@ from shardproof.trainer.crashes import caused_by, message_of, method_of, raised_
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE, ROLES, is_of_data
 from shardproof.trainer.files_hold import Written, nameless
+from shardproof.trainer.retyped import retyped
 from shardproof.verdict import Verdict
 from shardproof.wording.waits import told_waits
 
@@ -428,7 +429,7 @@ def first_of(found: Sequence[Difference], against: str = "should be") -> str:
     wrong, right = _number(one.observed_first), _number(one.expected_first)
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""
-    return f"{what} is {wrong}{where}, and {against} {right}{_as_a_factor(wrong, right)}."
+    return f"{what} is {wrong}{where}, and {against} {right}{_as_a_factor(wrong, right)}.{retyped(one)}"
 
 
 def under_other_names(names: Mapping[str, str]) -> str:

@@ -218,6 +218,7 @@ def test_no_method_at_all(read: Read) -> None:
         ("requires = 'einops'", "requires of mine.py: given 'einops'", "a list of packages as pip names them"),
         ("requires = ['a b']", "given 'a b'", "packages as pip names them, such as"),
         ("requires = [3]", "given 3", "packages as pip names them, such as"),
+        ("requires = ['a==1', 'b @ https://a.b/c.whl']", "given 'b @", "packages of an index, and no addresses"),
         ("requires = ['einops']", "given 'einops'", "the package under test first, with its release behind =="),
         ("requires = ['einops>=1']", "given 'einops>=1'", "with its release behind =="),
         ("requires = ['einops==1.*']", "given 'einops==1.*'", "with its release behind =="),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.epochs import epochs_of, other_place
+from shardproof.trainer.epochs import epochs_of, first_epoch_alone, other_place
 
 STEPS = dict(enumerate(["ab", "cd", "da", "cb", "bd", "ac"]))
 
@@ -29,3 +29,9 @@ def test_what_a_resumed_run_has_lost(given: str, step: int, told: str) -> None:
     found = other_place(given, step, STEPS)
     assert told in found
     assert bool(told) == bool(found)
+
+
+def test_a_save_in_the_first_epoch_leaves_later_ones_untried() -> None:
+    assert "first epoch of the data, which ends with step 1: a resume in a later one" in first_epoch_alone(STEPS, 1)
+    assert "first epoch of the data: a resume" in first_epoch_alone({0: "a", 1: "b"}, 0)
+    assert first_epoch_alone(STEPS, 2) == first_epoch_alone({0: "", 1: ""}, 0) == first_epoch_alone({}, 0) == ""

@@ -115,11 +115,11 @@ def test_rows_of_data_are_counted_over_ranks() -> None:
         (
             {0: (6, 6), 1: (4, 10)},
             True,
-            "in step 1 the model was given 4 rows with a=1 and 10 with a=2, and in step 0 6",
+            "in step 1 the model was given 4 different rows with a=1 and 10 with a=2, and in step 0 6",
         ),
         ({0: (6, 12), 1: (4, 8)}, False, ""),
         ({0: (6, 12)}, False, ""),
-        ({0: (6, 12)}, True, "in step 0 the model was given 6 rows with a=1 and 12 with a=2: look at"),
+        ({0: (6, 12)}, True, "in step 0 the model was given 6 different rows with a=1 and 12 with a=2: look at"),
         ({0: (6, 6), 1: (0, 10)}, True, ""),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Problem, Value
+from shardproof.observe.record import LIVE
 from shardproof.program import Op
 from shardproof.result import Failure
 from shardproof.scenario import Mesh
@@ -190,3 +191,19 @@ def test_a_crash_has_all_lines_of_its_message_and_its_direct_cause(tmp_path: Pat
     long = wording.of_failure(Session("resumed", ()), Failure("E", "word " * 500, 0), described(str(file))).sentence
     assert len(long) < 350
     assert long.endswith(" …")
+
+
+@pytest.mark.parametrize(
+    ("detail", "expected", "observed", "told"),
+    [
+        ("dtype fp16 instead of utf8, shape [] instead of [5]", "'int 2'", "2.0 (0x4000)",
+         "is 2.0, and should be 2. It is of the type fp16, which has whole numbers up to 2048 only, and should be of"),
+        ("dtype fp64 instead of fp32", "2.0", "2.5", "step of w: dtype fp64 instead of fp32."),
+    ],
+)  # fmt: skip
+def test_a_value_that_came_back_in_another_type(detail: str, expected: str, observed: str, told: str) -> None:
+    key = Key(3, LIVE, "step", "w")
+    one = Difference(
+        key, "dtype", total=1, mismatched=1, expected_first=expected, observed_first=observed, detail=detail
+    )
+    assert told in wording.first_of([one])

@@ -342,11 +342,12 @@ class Look:
             if (role, path) in self._leaves_told:
                 continue
             self._leaves_told.add((role, path))
-            if isinstance(leaf, torch.Tensor) and not own and role == EXTRA_STATE:
+            tensor, mine = isinstance(leaf, torch.Tensor), own or self.modules.is_local(path)
+            if tensor and not mine and role == EXTRA_STATE:
                 self._add(path, kind, self._loose(path, leaf))
                 continue
-            fqn = owned(self.at.rank, path) if own and not isinstance(leaf, torch.Tensor) else path
-            self._add(path, kind, leaf_records(self.at, role, fqn, leaf, own=own))
+            fqn = owned(self.at.rank, path) if mine and not tensor else path
+            self._add(path, kind, leaf_records(self.at, role, fqn, leaf, own=mine))
         return before != (len(self.records), len(self.hidden))
 
     # --- generators, tensors and the rest
@@ -354,8 +355,7 @@ class Look:
     def _look_at_generator(self, met: Met) -> None:
         if id(met.value) in self._told[kinds.LOADER]:
             return
-        value = random_states.of(met.value)
-        self._rng(f"{met.path}.generator" if met.path in GLOBAL else met.path, value)
+        self._rng(f"{met.path}.generator" if met.path in GLOBAL else met.path, random_states.of(met.value))
         self._find(met, type(met.value).__name__)
 
     def _look_at_global_generators(self) -> None:

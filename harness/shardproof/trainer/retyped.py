@@ -1,0 +1,32 @@
+"""A value that came back from a checkpoint in another type than it was saved in."""
+
+from __future__ import annotations
+
+import re
+
+from shardproof.diff import Difference
+
+_TYPES = re.compile(r"dtype (?P<got>\S+) instead of (?P<wanted>[^\s,]+)")
+_PLAIN = re.compile(r"['\"](?P<type>\w+) ")
+
+EXACT_TO = {"fp16": "2048", "bf16": "256", "fp32": "16777216"}
+"""Up to which integer a type has every one."""
+
+
+def retyped(difference: Difference) -> str:
+    """In which types a value is and should be, with a space in front; empty where they are alike."""
+    types = _TYPES.search(difference.detail) if difference.kind == "dtype" else None
+    if types is None:
+        return ""
+    wanted = _name(types["wanted"], difference.expected_first)
+    got = _name(types["got"], difference.observed_first)
+    exact = (
+        f", which has whole numbers up to {EXACT_TO[got]} only" if wanted.startswith("int") and got in EXACT_TO else ""
+    )
+    return f" It is of the type {got}{exact}, and should be of {wanted}." if got != wanted else ""
+
+
+def _name(dtype: str, shown: str) -> str:
+    """The type of a tensor's elements, or of a plain value, which is recorded as a text with its type in front."""
+    plain = _PLAIN.match(shown) if dtype == "utf8" else None
+    return plain["type"] if plain else dtype

@@ -20,8 +20,8 @@ SCHEDULER, STEP_COUNT = "scheduler", "_step_count"
 
 
 def harmless(judging: Judging, session: Session, other: Session, saved: int = -1) -> tuple[set[Name], list[str]]:
-    """What need not be compared between two sessions, and notes that say so. saved: the operation whose state the
-    session loads, if it is not that of the first save.
+    """What need not be compared between two sessions, and notes that say so. saved: the operation that the load is
+    compared with, if it is not the first save.
 
     A loader that has been set to a place in its data may be wrapped once more, and have other parts therefore. Where
     the model is given the same in every step, that is no difference of the data.

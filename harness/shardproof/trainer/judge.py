@@ -328,7 +328,7 @@ class Judge(Judging):
             return
         load = self.loaded(used)
         right = self.at(self.loaded(resumed))
-        left, notes = harmless(self, used, resumed)
+        left, notes = harmless(self, used, resumed, self.loaded(resumed))
         found = self.compare(right, self.at(load), load, self._free_at_load | left)
         found = found or self.steps_differ(used, resumed, self.idle | left, rounds=True)
         found, more = beside_random_states(self, used, resumed, found, self.idle | left)

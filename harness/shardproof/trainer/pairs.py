@@ -30,7 +30,7 @@ class Between:
     * against: what the expected moment is of, such as `offload=none`, where nobody knows which of the two is right.
     * settings: of param groups, after the operation.
     * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
-      came before it, after each of which the two were equal.
+      that changed a parameter came before it, after each of which the two were equal.
     * rates: by which factor the learning rates of two ways are apart; 0 where they are alike, or it is not one factor.
     * rates_differ: whether learning rates of two ways are not alike, by one factor or by several.
     * ratio: of the two values of the axis, of two ways; 0 where they are no numbers.

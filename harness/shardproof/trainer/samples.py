@@ -113,5 +113,6 @@ def zeroed_before(samples: Samples, step: int) -> str:
         return ""
     return (
         f"what the backward made of {len(zeroed)} of {len(samples)} samples of step {step} is set to zero before an "
-        f"optimizer steps ({zeroed[0].zeroed}): right where another optimizer's turn begins, as in a GAN"
+        f"optimizer steps ({zeroed[0].zeroed}): right where a scaler skips the step, or where "
+        "another optimizer's turn begins, as in a GAN"
     )

@@ -116,3 +116,11 @@ def test_gradients_that_are_set_to_zero_before_a_step_are_told_with_the_line(zer
     assert zeroed_before(found[0], 0) == ""
     assert "of 2 of 4 samples of step 0 is set to zero" in zeroed_before(found[1], 0)
     assert torch.optim.Optimizer.zero_grad.__module__ == "torch.optim.optimizer"
+
+
+def test_nothing_is_said_of_zeroes_where_no_optimizer_of_torch_steps() -> None:
+    inputs, model = Inputs(), torch.nn.Linear(3, 2)
+    with inputs.watched():
+        model(torch.randn(4, 3)).square().sum().backward()
+        model.zero_grad()
+    assert {sample.zeroed for sample in _recorded(inputs).values()} == {""}

@@ -60,6 +60,7 @@ class Inputs:
         self._seen = False  # whether the call of the model has its digest
         self._call: Given | None = None  # that of the model's call, if what it was given is data
         self._waiting: list[Given] = []  # calls whose gradients no optimizer has taken yet
+        self._steps = False  # whether an optimizer of torch ever does, so that it is known when
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -76,7 +77,8 @@ class Inputs:
 
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
-        calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed] for one in self.given]
+        calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed if self._steps else ""]
+                 for one in self.given]  # fmt: skip
         data = json.dumps(calls).encode()
         self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
@@ -111,6 +113,7 @@ class Inputs:
             self._waiting.append(self._call)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._steps = True
         self._waiting = [one for one in self._waiting if not one.came]
 
     def _zeroed(self, holder: Any) -> None:

@@ -205,8 +205,9 @@ class Judging:
         steps = [one for one in session.ops if one.kind == "step" and one.index <= op]
         step = steps[-1].iteration if steps and steps[-1].index == op else -1
         loads = any(each.index == op and each.kind == "load" for each in session.ops)
+        earlier = sum(map(self._moves, steps[:-1]))
         self.between = Between(expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step,
-                               earlier=sum(map(self._moves, steps[:-1])), gradients=self.gradients.get(op, {}), loaded=loads)  # fmt: skip
+                               earlier=earlier, gradients=self.gradients.get(op, {}), loaded=loads)  # fmt: skip
         return [_with_entry(d, expected, observed) for d in found if d.fails and d.key.role]
 
     def _moves(self, step: Op) -> bool:

@@ -89,6 +89,11 @@ class Session:
         return next((op.index for op in self.ops if op.kind == kind), -1)
 
 
+def seed_of(scenario: Scenario, first: Op) -> int:
+    """What a session whose first operation that is finds as its `cell.seed`."""
+    return (scenario.seed * 1000 + first.init_seed) % 2**32  # which every generator takes
+
+
 def expand(scenario: Scenario) -> tuple[Op, ...]:
     """All operations of a trainer's scenario.
 

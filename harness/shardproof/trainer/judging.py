@@ -206,8 +206,10 @@ class Judging:
         step = steps[-1].iteration if steps and steps[-1].index == op else -1
         loads = any(each.index == op and each.kind == "load" for each in session.ops)
         earlier = sum(map(self._moves, steps[:-1]))
-        self.between = Between(expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step,
-                               earlier=earlier, gradients=self.gradients.get(op, {}), loaded=loads)  # fmt: skip
+        self.between = Between(
+            expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step, earlier=earlier,
+            gradients=self.gradients.get(op, {}), loaded=loads, seed=arms.seed_of(self.scenario, session.ops[0]),
+        )  # fmt: skip
         return [_with_entry(d, expected, observed) for d in found if d.fails and d.key.role]
 
     def _moves(self, step: Op) -> bool:

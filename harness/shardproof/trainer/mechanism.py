@@ -47,7 +47,7 @@ HALVES = ("bf16", "fp16")
 def mechanism(found: Sequence[Difference], between: Between) -> str:
     """A sentence about what may have made all of these differences; empty where nothing is recognised."""
     before = between.before if between.loaded else {}
-    told = of_streams(found, between.expected, between.observed)
+    told = of_streams(found, between.expected, between.observed, between.seed)
     told = told or of_rates(found, between.expected, between.observed, before)
     return _measured(told or _made(found, between), between)
 

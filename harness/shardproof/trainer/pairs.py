@@ -34,6 +34,7 @@ class Between:
     * rates: by which factor the learning rates of two ways are apart; 0 where they are alike, or it is not one factor.
     * rates_differ: whether learning rates of two ways are not alike, by one factor or by several.
     * ratio: of the two values of the axis, of two ways; 0 where they are no numbers.
+    * seed: that the session of the observed moment was begun with, as its `cell.seed`; -1 if nobody knows it.
     * gradients: name of a parameter → what the optimizer had of it in the observed moment's step.
     """
 
@@ -50,6 +51,7 @@ class Between:
     rates: float = 0.0
     ratio: float = 0.0
     rates_differ: bool = False
+    seed: int = -1
 
     def moved(self, role: str) -> list[str]:
         """The names of what has that role and should have changed, in the model's order."""

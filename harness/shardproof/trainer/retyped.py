@@ -20,6 +20,8 @@ def retyped(difference: Difference) -> str:
         return ""
     wanted = _name(types["wanted"], difference.expected_first)
     got = _name(types["got"], difference.observed_first)
+    if difference.key.role == "step" and types["wanted"] != "utf8" and got in EXACT_TO:
+        return f" A count of {got} stops at {EXACT_TO[got]}: look at what casts it to the type of its parameter."
     exact = (
         f", which has whole numbers up to {EXACT_TO[got]} only" if wanted.startswith("int") and got in EXACT_TO else ""
     )

@@ -25,17 +25,29 @@ LOOKED_AT = 400
 """Blocks of a stream that are made to find a place in it: a quarter of a million numbers."""
 
 
-def of_streams(found: Sequence[Difference], expected: Mapping[Name, Value], observed: Mapping[Name, Value]) -> str:
-    """A sentence about the first of torch's generators among the differences; empty where nothing is recognised."""
+def of_streams(
+    found: Sequence[Difference], expected: Mapping[Name, Value], observed: Mapping[Name, Value], begun: int = -1
+) -> str:
+    """A sentence about the first of torch's generators among the differences; empty where nothing is recognised.
+
+    Args:
+        begun: the seed that the observed session was begun with, as its `cell.seed`.
+    """
     names = [(one.key.role, one.key.fqn) for one in found if one.key.role in OF_A_RANK]
-    told = ((name, _of(expected[name], observed[name])) for name in names if name in expected and name in observed)
+    both = (name for name in names if name in expected and name in observed)
+    told = ((name, _of(expected[name], observed[name], begun)) for name in both)
     return next((f"The generator {name[1]} {what}" for name, what in told if what), "")
 
 
-def _of(expected: Value, observed: Value) -> str:
+def _of(expected: Value, observed: Value, begun: int) -> str:
     if {(one.dtype, one.shape) for one in (expected, observed)} != {("int64", (4,))}:
         return ""
     (seed, wanted), (other_seed, got) = _place(expected), _place(observed)
+    if seed != other_seed == begun:
+        return (
+            f"goes on from the seed {begun} that this run was begun with, and should from {seed}, that of the run that "
+            "saved: its state is not restored here."
+        )
     if seed != other_seed:
         return f"was seeded with {other_seed}, and should have been with {seed}: look at what seeds it, or restores it."
     if wanted is None or got is None or wanted == got:

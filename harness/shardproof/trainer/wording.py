@@ -425,7 +425,7 @@ def first_of(found: Sequence[Difference], against: str = "should be") -> str:
     if one.key.role == "rng":
         return f"The random state of {one.key.fqn} is another one: it was not restored, or drawn from afterwards."
     if one.detail and one.expected_first[:1] not in ("'", '"'):
-        return f"{what}: {one.detail}."
+        return f"{what}: {one.detail}.{retyped(one)}"
     wrong, right = _number(one.observed_first), _number(one.expected_first)
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""

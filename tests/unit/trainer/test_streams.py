@@ -51,3 +51,10 @@ def test_what_is_no_state_of_torch_is_not_explained() -> None:
     one, other = state_value(b"a"), torch_value(b"b")
     assert (other.shape, told(one, other)) == ((16,), "")
     assert of_streams(FOUND, {}, {NAME: drawn(1, 1)}) == ""
+
+
+def test_a_generator_that_goes_on_from_the_seed_of_its_own_run_is_not_restored() -> None:
+    expected, observed = {NAME: drawn(1, 3)}, {NAME: drawn(2, 3)}
+    told = of_streams(FOUND, expected, observed, begun=2)
+    assert "goes on from the seed 2 that this run was begun with, and should from 1, that of the run that saved" in told
+    assert "was seeded with 2" in of_streams(FOUND, expected, observed, begun=5)

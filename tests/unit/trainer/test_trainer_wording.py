@@ -198,7 +198,7 @@ def test_a_crash_has_all_lines_of_its_message_and_its_direct_cause(tmp_path: Pat
     [
         ("dtype fp16 instead of utf8, shape [] instead of [5]", "'int 2'", "2.0 (0x4000)",
          "is 2.0, and should be 2. It is of the type fp16, which has whole numbers up to 2048 only, and should be of"),
-        ("dtype fp64 instead of fp32", "2.0", "2.5", "step of w: dtype fp64 instead of fp32."),
+        ("dtype bf16 instead of fp32", "2.0", "2.5", "of w: dtype bf16 instead of fp32. A count of bf16 stops at 256"),
     ],
 )  # fmt: skip
 def test_a_value_that_came_back_in_another_type(detail: str, expected: str, observed: str, told: str) -> None:

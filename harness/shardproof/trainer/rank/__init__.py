@@ -46,6 +46,7 @@ from shardproof.trainer.arms import (
     TOLD,
     TWICE,
     WHOLE,
+    seed_of,
     trainer_of,
 )  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
@@ -220,7 +221,7 @@ class Rank:
         folder = self.built / f"session{op.session}"
         folder.mkdir(exist_ok=True)
         scenario = self.context.scenario
-        seed = (scenario.seed * 1000 + op.init_seed) % 2**32  # which every generator takes
+        seed = seed_of(scenario, op)
         device = self.described.emulates or scenario.device
         return Cell(mesh, self.context.rank, op.mesh.world, seed, device, folder, found)
 

@@ -67,6 +67,24 @@ def why_still(names: Sequence[str], seen: OfParameters) -> str:
     return _SUSPECTS.get(min(words), "") if len(words) == 1 else ""
 
 
+def reached_apart(first: OfParameters, own: OfParameters, names: tuple[str, str]) -> str:
+    """A sentence about parameters that a gradient reaches in only one of two ways; empty where there are none.
+
+    Args:
+        first, own: of the same step. names: of the ways.
+    """
+    for mine, its, way, other in ((first, own, *names), (own, first, *names[::-1])):
+        lacking = sorted(name for name in mine if name and mine[name] == GRADIENT and its.get(name) in (NONE, ZEROS))
+        if lacking:
+            which = lacking[0] if len(lacking) == 1 else f"{len(lacking)} parameters, such as {lacking[0]},"
+            what = "no gradient reaches" if its[lacking[0]] == NONE else "all gradients are zeros of"
+            return (
+                f"With {other} {what} {which} and with {way} some other than zero come: look at what cuts the graph "
+                "there, such as a collective without a backward, and at what the loss depends on."
+            )
+    return ""
+
+
 def stepped_frozen(seen: OfParameters) -> list[str]:
     """The frozen parameters that an optimizer steps. Where it steps no other, gradients are the trainer's own, such as
     those that are computed without autograd."""

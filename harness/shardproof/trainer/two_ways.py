@@ -20,6 +20,7 @@ from shardproof.trainer.counted import plain_number, with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
+from shardproof.trainer.gradients import reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
@@ -157,6 +158,7 @@ def _said(
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     measured = (
+        reached_apart(judging.gradients.get(ops[0], {}), judging.gradients.get(ops[1], {}), names),
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),

@@ -651,8 +651,7 @@ def test_buffers_that_the_first_ranks_take_the_place_of_are_its_own(
     assert [held.names[0] for held in modules.params]
 
 
-@pytest.mark.parametrize("wrong", ["*", 3, [3], {"a": 1}])
-def test_a_local_of_another_form_is_refused(wrong: object) -> None:
-    with pytest.raises(UsageError, match="a list of patterns"):
-        patterns_of(wrong)
-    assert patterns_of(["*.experts.*"]) == ["*.experts.*"]
+@pytest.mark.parametrize("own", ["*", 3, [3], {"a": 1}, torch.nn.Linear(1, 1)])
+def test_an_attribute_that_is_called_local_and_has_no_patterns_is_the_trainers_own(own: object) -> None:
+    assert patterns_of(own, ("w",)) == ("w",)
+    assert patterns_of(["*.experts.*"], ("w",)) == ["*.experts.*"]

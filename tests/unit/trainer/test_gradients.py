@@ -10,6 +10,7 @@ from shardproof.trainer.gradients import (
     are_frozen,
     gradients_by_op,
     has_master,
+    reached_apart,
     stepped_frozen,
     why_still,
 )
@@ -80,3 +81,21 @@ def test_a_frozen_parameter_may_have_a_master_that_is_stepped(seen: OfParameters
     values = {("param", "w"): Value("bf16", (6,), half), ("setting", "group0.params"): Value("utf8", (6,), b"master"),
               ("param", "rank0.master"): Value("fp32", (6,), master.numpy().tobytes())}  # fmt: skip
     assert has_master("w", values, seen) is told
+
+
+@pytest.mark.parametrize(
+    ("first", "own", "told"),
+    [
+        ({"gate": "gradient", "w": "gradient"}, {"gate": "none", "w": "gradient"},
+         "With ep=2 no gradient reaches gate and with ep=1 some other than zero come: look at what cuts the graph"),
+        ({"gate": "zeros", "w": "zeros"}, {"gate": "gradient", "w": "gradient"},
+         "With ep=1 all gradients are zeros of 2 parameters, such as gate, and with ep=2"),
+        ({"gate": "none"}, {"gate": "none"}, ""), ({"gate": "gradient"}, {}, ""), ({}, {}, ""),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_reaches_a_parameter_in_one_way_alone(
+    first: dict[str, str], own: dict[str, str], told: str
+) -> None:
+    found = reached_apart(first, own, ("ep=1", "ep=2"))
+    assert told in found
+    assert bool(told) == bool(found)

@@ -231,7 +231,7 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world, patterns_of(self.trainer.local), self._alike,
+        state = State(found, self.context.rank, self.context.mesh.world, patterns_of(self.trainer.local, self.described.local), self._alike,
                       self.named, own_folders(self.built, self.context.directory))  # fmt: skip
         yield from state.records(op)
         for one, other in self.tied:
@@ -306,15 +306,12 @@ def files_of(folder: Path) -> set[tuple[str, int, int]]:
     return {(str(path), stat.st_ino, stat.st_mtime_ns) for path, stat in files}
 
 
-def patterns_of(local: object) -> Sequence[str]:
-    """The patterns of a trainer's `local`, which `build` may have set.
-
-    Raises:
-        UsageError: it has another form.
-    """
+def patterns_of(local: object, declared: Sequence[str]) -> Sequence[str]:
+    """The patterns of a trainer's `local`, which `build` may have set. An attribute of that name which is no list of
+    texts is the trainer's own, such as a module, and what its class declares holds."""
     if isinstance(local, (list, tuple)) and all(isinstance(pattern, str) for pattern in local):
         return local
-    raise UsageError.of("local", local, "a list of patterns of `NAME`", 'self.local = ["*.experts.*"]')
+    return declared
 
 
 def pairs_of(tied: object) -> Iterator[tuple[str, str]]:

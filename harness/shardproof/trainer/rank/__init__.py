@@ -231,7 +231,8 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        state = State(found, self.context.rank, self.context.mesh.world, patterns_of(self.trainer.local, self.described.local), self._alike,
+        local = patterns_of(self.trainer.local, self.described.local)
+        state = State(found, self.context.rank, self.context.mesh.world, local, self._alike,
                       self.named, own_folders(self.built, self.context.directory))  # fmt: skip
         yield from state.records(op)
         for one, other in self.tied:

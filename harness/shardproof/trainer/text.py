@@ -44,9 +44,13 @@ def render(trainer: Described, results: Sequence[Result], place: str = "", again
     return "\n".join(lines) + "\n"
 
 
+OTHER_MODELS = ("optimizer", "lr", "learning_rate", "model", "seed", "schedule", "scheduler", "dtype")
+"""Axes whose values train other models, by their names."""
+
+
 def lead_to_alike(trainer: Described) -> str:
     """A hint at the axes whose values no arm compares with each other, although they may have to come to the same."""
-    named = {"mesh", *trainer.alike, *trainer.altered}
+    named = {"mesh", *OTHER_MODELS, *trainer.alike, *trainer.altered}
     axes = [axis for axis, texts in trainer.axes.items() if len(texts) > 1 and axis not in named]
     if not axes:
         return ""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from shardproof.cli.main import entry
+from shardproof.protocol import registry
 from shardproof.trainer.described import described
 from shardproof.verdict import ExitStatus
 
@@ -40,10 +41,14 @@ def test_a_run_ends_with_a_hint_at_alike(
     report = SimpleNamespace(results=[], place="", again="")
     ended = SimpleNamespace(report=report, page="index.html", interrupted=False, status=ExitStatus.OK)
     monkeypatch.setattr("shardproof.run.run", lambda _: ended)
+    registry.all_systems()
+    monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))  # as they were, once the test has ended
     assert entry(["init", "trainer"]) == 0
+    file = tmp_path / "my_trainer.py"
+    file.write_text(file.read_text().replace('"optimizer": [', '"offload": ["no", "yes"], "optimizer": ['))
     assert entry(["trainer", "my_trainer.py", *["-q"] * quiet]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("report: " if quiet else "optimizer: its values are not compared with each other; ")
+    assert last.startswith("report: " if quiet else "offload: its values are not compared with each other; ")
 
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,15 @@ def test_cells_that_fail_alike_but_for_numbers_are_told_once() -> None:
 
 
 def test_an_axis_that_nothing_compares_leads_to_alike() -> None:
-    axes = {"mesh": ("1", "2"), "chunks": ("1", "2"), "lr": ("1", "2"), "offload": ("no", "yes"), "one": ("1",)}
-    trainer = Described(Path("mine.py"), "Mine", "", axes, altered={"lr": "run"}, alike={"offload": "bits"})
+    axes = {
+        "mesh": ("1", "2"),
+        "chunks": ("1", "2"),
+        "lr": ("1", "2"),
+        "dtype": ("a", "b"),
+        "offload": ("no", "yes"),
+        "one": ("1",),
+    }
+    trainer = Described(Path("mine.py"), "Mine", "", axes, altered={"rate": "run"}, alike={"offload": "bits"})
     assert text.lead_to_alike(trainer) == (
         "chunks: its values are not compared with each other; if they must come to the same model, say "
         '`alike = {"chunks": "rounding"}` (docs/trainer.md)'

@@ -77,7 +77,7 @@ def alike(judging: Judging, session: Session) -> None:
     start: At = {}
     begun: tuple[At, At] | None = None
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
-    farthest, apart, absent = 0.0, (-1, -1), list[Op]()
+    farthest, apart, absent, rounds = 0.0, (-1, -1), list[Op](), False
     moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
     for op in session.ops:
         if op.kind == "fit" or wrong:
@@ -92,7 +92,7 @@ def alike(judging: Judging, session: Session) -> None:
         found = judging.compare(both.one, both.other, op.index)
         beyond, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong = sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE)
-        farthest = max(farthest, share)
+        farthest, rounds = max(farthest, share), exactly and not beyond
         if wrong and wrong[0].kind in PRESENCE:  # what is in one way only may hide values that differ later
             absent, wrong = [*absent, op], []
     if absent and not wrong:
@@ -109,6 +109,9 @@ def alike(judging: Judging, session: Session) -> None:
     told = ""
     if wrong and (begins := _begin_apart(judging, session, apart, (one, other), wrong)):
         told = begins
+    elif wrong and rounds:
+        judging.between = None  # what makes rounding is the order of sums
+        told = f"{wording.of_alike(wrong, one, other, farthest)} {wording.ROUNDS_ALONE}"
     elif wrong:
         told = _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
     judging.add(session.name, wrong, told, notes)

@@ -292,6 +292,11 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float, mo
     return f"{what} {'The data differ: ' * bool(of_data)}{each}{told} Which of the two is right, this arm cannot tell."
 
 
+ROUNDS_ALONE = (
+    'All of it is as little as another order of sums makes: `"rounding"` in the place of `"bits"` lets that pass.'
+)
+
+
 def begin_apart(found: Sequence[Difference], first: str, own: str) -> str:
     """That two ways are apart before any step."""
     of_model = any(one.key.role in ("param", "buffer") for one in found)

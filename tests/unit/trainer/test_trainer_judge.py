@@ -804,3 +804,14 @@ def test_a_difference_is_measured_by_what_the_steps_changed(value: Any, start: A
     share, rounding = apart(Difference(KEY, "bits", total=8, mismatched=1), *sides)
     assert rounding is told[1]
     assert share == pytest.approx(told[0], rel=0.1)
+
+
+def test_ways_that_differ_by_rounding_alone_are_led_to_the_wider_promise(folder: Path) -> None:
+    def little(value: Any) -> Any:
+        return value * np.float32(1 + 2.0**-22)
+
+    verdict, sentence, _ = alike(folder, "bits", only("alike way", "step", PARAM, little, 1))
+    assert verdict == "mismatch"
+    assert sentence.endswith(wording.ROUNDS_ALONE)
+    assert wording.ROUNDS_ALONE not in alike(folder, "bits", only("alike way", "step", PARAM, plus, 1))[1]
+    assert alike(folder, "rounding", only("alike way", "step", PARAM, little, 1))[0] == "pass"

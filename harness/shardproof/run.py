@@ -79,7 +79,8 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
     planned = {scenario.id for scenario in request.plan.scenarios}
     if latest and _goes_on(store, store.run(latest), planned, releases):
         todo = store.unfinished(latest)
-        print(f"resuming run {latest}: {len(planned) - len(todo)} of {len(planned)} done", file=sys.stderr)
+        if not request.quiet:
+            print(f"resuming run {latest}: {len(planned) - len(todo)} of {len(planned)} done", file=sys.stderr)
         return latest, todo
     every = list(request.plan.scenarios)
     return store.begin_run(request.command, request.seed, releases, request.plan.excluded, every), every

@@ -42,6 +42,7 @@ UNWRITTEN = (
 
 WRITTEN_LATE = "Look at a save that goes on after it has returned, and at tensors that it takes without a copy."
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")
 MOST_NAMES = 3
 """So many names are in a sentence."""
 
@@ -75,6 +76,12 @@ class Loaded:
         due = {name for name in every if self.saved.get(name) != self.before.get(name)}
         restored = any(self.after.get(name) == self.saved.get(name) for name in due)
         return self.left_alone(found) and not restored and any(one.key.role == "param" for one in found)
+
+    def emptied(self) -> set[Name]:
+        """The moments of the optimizer, if all that were other than zero at the save are zeros after the load."""
+        due = {name for name, value in self.saved.items() if name[0] in MOMENTS and any(value.data)}
+        zeros = {name for name in due if name in self.after and not any(self.after[name].data)}
+        return due if due == zeros else set()
 
     def moment_of(self, found: Sequence[Difference], moments: Sequence[tuple[str, Values]]) -> str:
         """The first moment at which the run had all values that differ after the load; empty without such a one."""
@@ -115,6 +122,12 @@ def of_resumed(
     if loaded.restores_nothing(found):
         what = f"Right after the load everything that `load` should restore is a fresh trainer's: {_in_order(found)}."
         return f"{what} {first_of(found)}"
+    if emptied := loaded.emptied():
+        others = [one for one in found if (one.key.role, one.key.fqn) not in emptied and one.key.role != "step"]
+        told = [_wrong(others, loaded)] if others else []
+        return " ".join(
+            [*told, _emptied(emptied)] if others and others[0].key.role == "param" else [_emptied(emptied), *told]
+        )
     kept = {role for role, _ in loaded.after} & set(BESIDE)
     lost = [] if kept else [one for one in found if one.kind == "missing" and one.key.role in BESIDE]
     others = [one for one in found if one not in lost]
@@ -122,6 +135,15 @@ def of_resumed(
     if others:
         told.insert(0 if others[0].key.role == "param" else len(told), _wrong(others, loaded))
     return " ".join(told)
+
+
+def _emptied(names: Collection[Name]) -> str:
+    """All moments of the optimizer are zeros."""
+    roles, params = ", ".join(sorted({role for role, _ in names})), {name for _, name in names}
+    return (
+        f"After the resume the optimizer starts again: `load` restored no optimizer state ({roles} of {len(params)} "
+        "parameters are zeros, as `get_optimizer_state_dict` makes them, or a step without gradients)."
+    )
 
 
 def _lost(lost: Sequence[Difference]) -> str:

@@ -105,3 +105,20 @@ def test_a_count_to_which_a_load_adds(had: str, saved: str, after: str, added: b
     text = of_used([difference], state(count=had), state(count=saved), state(count=after))
     assert ("scheduler.num_steps is 3 = 1 + 2: the load adds" in text) is added
     assert not of_used([], {}, {}, {})
+
+
+def test_moments_that_are_all_zeros_are_an_optimizer_that_starts_again() -> None:
+    def moments(number: float) -> dict[Name, Value]:
+        return {("exp_avg", name): Value("fp32", (2,), np.full(2, number, np.float32).tobytes()) for name in "wv"}
+
+    def said(after: Values) -> str:
+        found = [Difference(Key(7, "live", *name), "bits", total=2, expected_first="0.5", observed_first="0.0")
+                 for name in sorted(after) if after[name] != moments(0.5)[name]]  # fmt: skip
+        return of_resumed(found, Loaded(moments(0.5), {}, after), after_load=True)
+
+    assert said(moments(0)) == (
+        "After the resume the optimizer starts again: `load` restored no optimizer state (exp_avg of 2 parameters are "
+        "zeros, as `get_optimizer_state_dict` makes them, or a step without gradients)."
+    )
+    one = moments(0.5) | {("exp_avg", "w"): moments(0)["exp_avg", "w"]}
+    assert "starts again" not in said(one), "one parameter's alone"

@@ -116,6 +116,5 @@ def test_what_is_reduced_is_told_where_ranks_or_ways_part(tmp_path: Path) -> Non
     assert "In this step nothing is reduced over ranks at all." in told["chunks=2+how=never"]["ranks agree"]
     assert "the ranks have one gradient, and each scales it" in told["chunks=2+how=clipped"]["ranks agree"]
     assert (
-        "Rank 0 takes part in all_reduce of 32 numbers among ranks 0, 1 once with chunks=1 and twice with chunks=2 "
-        "(reduces.py:41)"
+        "Rank 0 takes part in all_reduce of 32 numbers among ranks 0, 1 once with chunks=1 and twice with chunks=2"
     ) in told["chunks=2+how=each"]["alike chunks"]

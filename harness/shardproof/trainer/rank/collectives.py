@@ -1,5 +1,6 @@
 """Which collectives a rank took part in, as torch's flight recorder says: each with how many numbers it carries, among
-which ranks, and the line of the trainer or of its stack that it comes from.
+which ranks and, in a process that `torch.compile` has been used in, the line that it comes from: to name lines, the
+recorder imports what compiles, which takes a second.
 
 The recorder writes down whatever reaches a process group of gloo or NCCL, of C++ code as of DistributedDataParallel
 too, and takes no part in it. *Does not see* more than the latest `KEPT` of an operation, and torch before 2.9 on gloo.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 from collections import Counter
 from math import prod
 from typing import Any
@@ -23,6 +25,7 @@ from shardproof.trainer.rank.lines import innermost
 
 KEPT = 2000
 _SIZE = "TORCH_FR_BUFFER_SIZE"
+_NAMES_LINES = "torch._inductor.codecache"
 
 
 class Collectives:
@@ -54,7 +57,8 @@ class Collectives:
     def _new(self) -> list[dict[str, Any]]:
         dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
         try:
-            entries = pickle.loads(dump())["entries"] if dump else []  # of this very process
+            lines = _NAMES_LINES in sys.modules
+            entries = pickle.loads(dump(True, lines, False))["entries"] if dump else []  # of this very process
         except Exception:  # a release whose recorder knows no such call: nothing is said of collectives
             return []
         new = [entry for entry in entries if entry["record_id"] >= self._next and not entry["is_p2p"]]

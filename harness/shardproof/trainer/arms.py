@@ -90,7 +90,7 @@ class Session:
 
 
 def seed_of(scenario: Scenario, first: Op) -> int:
-    """What a session whose first operation that is finds as its `cell.seed`."""
+    """The `cell.seed` of a session. first: the first of its operations."""
     return (scenario.seed * 1000 + first.init_seed) % 2**32  # which every generator takes
 
 

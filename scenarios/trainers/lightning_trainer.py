@@ -76,6 +76,8 @@ class LightningTrainer(Trainer):
     def fit(self, cell: Cell, until: int, folder: Path | None, resume: Path | None) -> None:
         if cell.saved == "inside_epoch" and cell.data == "plain":
             raise Unsupported("Lightning begins the epoch anew where the loader has no state, and warns of it")
+        if resume is not None and folder is not None and cell.saved != "inside_epoch" and until % 2:
+            raise Unsupported("this cell saves at ends of epochs, of two updates each, and here it would inside of one")
         if cell.strategy in ("ddp_ema", "ddp_swa") and cell.saved == "after_fit":
             raise Unsupported("Lightning puts the averaged weights into the model at the end of fit")
         torch.manual_seed(cell.seed)

@@ -16,9 +16,9 @@ from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import GIVEN
-from shardproof.trainer.every_mesh import Name, is_of_data, rank_of, without_rank
+from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, rank_of, without_rank
+from shardproof.trainer.wording import shown
 
-RNG = "rng"
 MOST_NUMBERS = 3
 
 Given = Mapping[int, Hashable]
@@ -108,11 +108,10 @@ def numbers_of_loaders(found: Iterable[Difference]) -> str:
     told = list[str]()
     for one in found:
         name = one.key.role, without_rank(one.key.fqn)
-        if one.key.role == RNG and is_of_data((EXTRA_STATE, name[1])):
+        if one.key.role in OF_A_RANK and is_of_data((EXTRA_STATE, name[1])):
             told.append(f"the random state of {name[1]} is another one")
         elif is_of_data(name) and one.kind == "bits" and one.expected_first and one.observed_first:
-            wrong, right = (text.strip("'").removeprefix("int ") for text in (one.observed_first, one.expected_first))
-            told.append(f"{name[1]} is {wrong}, and should be {right}")
+            told.append(f"{name[1]} is {shown(one.observed_first)}, and should be {shown(one.expected_first)}")
     few = list(dict.fromkeys(told))[:MOST_NUMBERS]
     return f"Not alike besides: {'; '.join(few)}." if few else ""
 

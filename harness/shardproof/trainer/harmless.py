@@ -70,9 +70,8 @@ def beside_random_states(
     """What two sessions differ in, and a note. Where it is generators alone, and all that later steps make of them is
     the same, it is the note, also of generators that a load does not restore; where later steps are given other data,
     it is what differs then, also where the first that differs is what a loader says of itself, and that is the note.
-    What had no effect in one session is left out of those that are judged after it, which may have no step left to
-    show it."""
-    found = [one for one in found if (one.key.role, one.key.fqn) not in judging.without_effect]
+    What had no effect is kept in `without_effect`: the sessions that are judged after it leave it out of what they
+    compare, since they may have no step left to show it."""
     own = {(one.key.role, one.key.fqn) for one in found}
     *early, last = [op.index for op in session.ops if op.kind == "step"] or [-1]
     random = all(role in OF_A_RANK for role, _ in own)

@@ -329,6 +329,7 @@ class Judge(Judging):
         load = self.loaded(used)
         right = self.at(self.loaded(resumed))
         left, notes = harmless(self, used, resumed, self.loaded(resumed))
+        left |= self.without_effect
         found = self.compare(right, self.at(load), load, self._free_at_load | left)
         found = found or self.steps_differ(used, resumed, self.idle | left, rounds=True)
         found, more = beside_random_states(self, used, resumed, found, self.idle | left)
@@ -390,13 +391,9 @@ class Judge(Judging):
         self.add("written", held.differences(at), f"{told}{wording.written_older(older)}" if older else told, notes)
 
     def _earlier_than(self, at: int) -> Iterator[tuple[str, At]]:
-        """The moments of the uninterrupted run before an operation, the latest first, with what there was then and is
-        otherwise now."""
-        now = self.at(at)
-        for op in reversed(self.whole.ops):
-            if op.index < at and op.index in self._by_op:
-                then = self.at(op.index)
-                yield f"after {wording.at(op)}", {key: value for key, value in then.items() if now.get(key) != value}
+        """The moments of the uninterrupted run before an operation, the latest first, with what there was then."""
+        before = (op for op in reversed(self.whole.ops) if op.index < at and op.index in self._by_op)
+        return ((f"after {wording.at(op)}", self.at(op.index)) for op in before)
 
 
 def untied(names: str, op: int) -> Difference:

@@ -15,7 +15,6 @@ from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
 from shardproof.observe.settings import SETTING
-from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
@@ -205,17 +204,20 @@ class Judging:
         steps = [one for one in session.ops if one.kind == "step" and one.index <= op]
         step = steps[-1].iteration if steps and steps[-1].index == op else -1
         loads = any(each.index == op and each.kind == "load" for each in session.ops)
-        earlier = sum(map(self._moves, steps[:-1]))
+        earlier = sum(one.index in self._moving for one in steps[:-1])
         self.between = Between(
             expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step, earlier=earlier,
             gradients=self.gradients.get(op, {}), loaded=loads, seed=arms.seed_of(self.scenario, session.ops[0]),
         )  # fmt: skip
         return [_with_entry(d, expected, observed) for d in found if d.fails and d.key.role]
 
-    def _moves(self, step: Op) -> bool:
-        """Whether a step changes a parameter, as it does not at a rate of zero."""
-        before, after = (self._by_op.get(op, {}) for op in (step.index - 1, step.index))
-        return any(before.get(name) != value for name, value in after.items() if name[0] == PARAMS)
+    @cached_property
+    def _moving(self) -> frozenset[int]:
+        """The operations that change a parameter, which a step at a rate of zero does not."""
+        return frozenset(
+            op for op, after in self._by_op.items()
+            if any(self._by_op.get(op - 1, {}).get(name) != value for name, value in after.items() if name[0] == PARAMS)
+        )  # fmt: skip
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
         """An arm's verdict: a mismatch if anything differs, and no verdict if there was nothing to compare."""

@@ -45,7 +45,9 @@ class Apart:
 def copies_of(records: Iterable[Record], problems: Iterable[Problem]) -> Copies:
     """The copies of whatever ranks have differently after the first operation where they do."""
     conflicts = {problem.key for problem in problems if problem.kind == "replica_conflict"}
-    first = min((key.op for key in conflicts), default=-1)
+    if not conflicts:
+        return {}
+    first = min(key.op for key in conflicts)
     found: dict[Key, dict[int, Value]] = {key: {} for key in conflicts if key.op == first}
     for record in records:
         key = Key(record.op, record.where, record.role, record.fqn)

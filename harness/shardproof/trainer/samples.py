@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from shardproof.observe.record import Record
 from shardproof.trainer.arms import GIVEN
+from shardproof.trainer.scaled import NEAR
 
-NEAR = 2.0**-9
 MOST_TOLD = 4
 
 

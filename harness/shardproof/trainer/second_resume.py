@@ -31,6 +31,7 @@ def resumed_again(judging: Judging) -> None:
     load, found = judging.loaded(second), list[Difference]()
     saved = judging.step(resumed, judging.before)
     left, notes = harmless(judging, second, resumed, saved)
+    left |= judging.without_effect
     if load >= 0:
         free = judging.idle | judging.seeded_anew | judging.transient | left
         found = judging.compare(judging.at(saved), judging.at(load), load, free)

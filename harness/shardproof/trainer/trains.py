@@ -7,9 +7,7 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from shardproof.diff import Difference, as_numbers
+from shardproof.diff import Difference
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult
@@ -38,6 +36,7 @@ from shardproof.trainer.plain import counted_apart, every_step_skipped
 from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.samples import zeroed_before
+from shardproof.trainer.updates import grown_by
 from shardproof.verdict import Verdict
 
 
@@ -54,9 +53,7 @@ def trains(judging: Judging) -> None:
     later = [index for index in steps if index > judging.saved]
     params = sum(key[0] == PARAMS and bool(value.data) for key, value in last.items())
     if wrong := _no_numbers(judging, last):
-        judging.differences += [not_a_number(name, moments[-1]) for name in wrong]
-        told = no_numbers(wrong, _first_wild(judging))
-        judging.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+        _fail(judging, [not_a_number(name, moments[-1]) for name in wrong], no_numbers(wrong, _first_wild(judging)))
         return
     skipped = overflows([(op.iteration, judging.at(op.index - 1), judging.at(op.index)) for op in judging.whole.ops
                          if op.index in steps])  # fmt: skip
@@ -97,11 +94,8 @@ def _at_rate_zero(judging: Judging) -> str:
 
 def _updates(judging: Judging, steps: list[int]) -> int:
     """How many updates the optimizer counts in each step; 0 where it counts none, or not alike."""
-    counts = [{float(as_numbers(value).max()) for (role, _), value in judging.at(op).items()
-               if role == COUNT and value.dtype != "utf8" and value.data} for op in steps]  # fmt: skip
-    numbers = [each.pop() for each in counts if len(each) == 1]
-    grown = {int(after - before) for before, after in pairwise([0.0, *numbers])}
-    return grown.pop() if len(numbers) == len(steps) and len(grown) == 1 else 0
+    grown = {number for op in steps for _, number in grown_by(COUNT, judging.at(op - 1), judging.at(op))}
+    return grown.pop() if len(grown) == 1 else 0
 
 
 def all_seen(judging: Judging, steps: list[int]) -> OfParameters:
@@ -120,9 +114,9 @@ def _frozen_moves(judging: Judging, notes: list[str]) -> bool:
         stepped = sorted(moved & {*stepped_frozen(seen)})
         copied = [name for name in sorted(moved) if has_master(name, after, seen)]
         if stepped or copied:
-            judging.differences += [not_frozen(name, op.index) for name in stepped or copied]
-            told = frozen_is_stepped(stepped or copied, op.iteration, copies=not stepped)
-            judging.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+            wrong = stepped or copied
+            told = frozen_is_stepped(wrong, op.iteration, copies=not stepped)
+            _fail(judging, [not_frozen(name, op.index) for name in wrong], told)
             return True
         notes += [frozen_moves(sorted(moved), op.iteration)] if moved and not notes else []
     return False

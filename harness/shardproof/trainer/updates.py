@@ -30,7 +30,7 @@ def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
     """A sentence; empty where both count as many updates, or none. names: of the two ways, such as `shard=no`."""
     (before, after), (before_too, after_too) = ([of_every_mesh(values)[0] for values in way] for way in (first, own))
     for kind, verb in (("step", "updated parameters"), ("scheduler", "moved its learning-rate schedule on")):
-        grown = dict(_grown(kind, before, after)), dict(_grown(kind, before_too, after_too))
+        grown = dict(grown_by(kind, before, after)), dict(grown_by(kind, before_too, after_too))
         pairs = {(grown[0][name], grown[1][name]) for name in grown[0].keys() & grown[1].keys()}
         if apart := sorted(pair for pair in pairs if pair[0] != pair[1] and min(pair) >= 0):
             one, other = apart[0]
@@ -71,7 +71,7 @@ def _moves(before: Values, after: Values) -> bool:
     return any(value != after.get(name) for name, value in before.items() if name[0] == PARAMS)
 
 
-def _grown(kind: str, before: Values, after: Values) -> Iterator[tuple[Name, int]]:
+def grown_by(kind: str, before: Values, after: Values) -> Iterator[tuple[Name, int]]:
     """By how much each count grew. A count of the optimizer's that is not there yet is zero."""
     for name in after:
         if name[0] == kind and (kind == "step" or _OF_SCHEDULE.fullmatch(name[1])):

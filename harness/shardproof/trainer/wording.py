@@ -209,8 +209,8 @@ def of_saving(found: Sequence[Difference], *, at_once: bool) -> str:
     first = found[0]
     if at_once and len(found) == 1 and first.expected_first:
         return (
-            f"Saving changed {first.key.role} {first.key.fqn} from {_number(first.expected_first)} to "
-            f"{_number(first.observed_first)}."
+            f"Saving changed {first.key.role} {first.key.fqn} from {shown(first.expected_first)} to "
+            f"{shown(first.observed_first)}."
         )
     return f"A run that saves goes on differently from one that does not: {differ(found)}."
 
@@ -317,7 +317,7 @@ def _of_each(one: Difference, first: str, own: str) -> str:
         return f"{_value(one)} is there with {there}, and not with {absent}."
     if one.kind != "bits":
         return f"With {own}, {first_of([one])}"
-    sides = f"{_number(one.expected_first)} with {first} and {_number(one.observed_first)} with {own}"
+    sides = f"{shown(one.expected_first)} with {first} and {shown(one.observed_first)} with {own}"
     where = " in its first element that differs" if one.total > 1 else ""
     return f"{_value(one)} is {sides}{where}."
 
@@ -431,7 +431,7 @@ def first_of(found: Sequence[Difference], against: str = "should be") -> str:
         return f"The random state of {one.key.fqn} is another one: it was not restored, or drawn from afterwards."
     if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}.{retyped(one)}"
-    wrong, right = _number(one.observed_first), _number(one.expected_first)
+    wrong, right = shown(one.observed_first), shown(one.expected_first)
     several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
     where = " in its first wrong element" if several else ""
     return f"{what} is {wrong}{where}, and {against} {right}{_as_a_factor(wrong, right)}.{retyped(one)}"
@@ -480,10 +480,11 @@ def _as_a_factor(wrong: str, right: str) -> str:
     return f", {more} times as much" if less == 1 else f", 1/{less} of it"
 
 
-def _number(shown: str) -> str:
-    if shown[:1] in ("'", '"'):  # a plain value, with its type in front
-        return shown[1:].partition(shown[0])[0].rpartition(" ")[2]
-    return shown.split(" ", 1)[0] if shown else "nothing"
+def shown(first: str) -> str:
+    """The number of an element as a difference has it, without its bits or its type."""
+    if first[:1] in ("'", '"'):  # a plain value, with its type in front
+        return first[1:].partition(first[0])[0].rpartition(" ")[2]
+    return first.split(" ", 1)[0] if first else "nothing"
 
 
 def at(op: Op) -> str:

@@ -57,17 +57,6 @@ def test_what_of_a_loader_another_mesh_has_not() -> None:
     assert of_loaders_elsewhere({EPOCH: value("1"), weight: value("2")}, {}) == {EPOCH}
 
 
-def test_a_random_state_without_effect_is_left_out_of_a_session_with_no_step_to_show_it() -> None:
-    name = ("rng", "rank0.torch")
-    key = SimpleNamespace(role=name[0], fqn=name[1], op=1)
-    differs = SimpleNamespace(key=key)
-    judging: Any = SimpleNamespace(without_effect={name})
-    session: Any = SimpleNamespace(ops=[SimpleNamespace(kind="step", index=2)])
-    assert beside_random_states(judging, session, session, [cast(Any, differs)], ()) == ([], [])
-    judging.without_effect = set()
-    assert beside_random_states(judging, session, session, [cast(Any, differs)], ()) == ([differs], [])
-
-
 def test_data_that_differ_later_are_told_before_what_a_loader_says_of_itself() -> None:
     def differs(role: str, fqn: str, op: int) -> Any:
         return SimpleNamespace(key=SimpleNamespace(role=role, fqn=fqn, op=op))

@@ -815,3 +815,24 @@ def test_ways_that_differ_by_rounding_alone_are_led_to_the_wider_promise(folder:
     assert sentence.endswith(wording.ROUNDS_ALONE)
     assert wording.ROUNDS_ALONE not in alike(folder, "bits", only("alike way", "step", PARAM, plus, 1))[1]
     assert alike(folder, "rounding", only("alike way", "step", PARAM, little, 1))[0] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("session", "verdict"), [("used", "mismatch"), ("second resume", "mismatch"), ("none", "pass")]
+)
+def test_a_random_state_without_effect_hides_nothing_that_a_later_session_computes(
+    folder: Path, session: str, verdict: str
+) -> None:
+    """`second resume` has one step here, which could not show that the random state has no effect."""
+
+    def fault(each: Session, op: Op, state: State) -> None:
+        if each.name != "uninterrupted" and op.kind == "load":
+            state[RNG] = state[RNG] + np.uint8(7)
+        if (each.name, op.kind, op.iteration) == (session, "step", 3):
+            state[PARAM] = state[PARAM] + np.float32(1)
+
+    found = {arm["name"]: arm["verdict"] for arm in judged(folder, fault, program="arms 2 2")["arms"]}
+    assert found["resumed"] == "pass"
+    assert found.get(session, found["used"]) == verdict
+    others = {"used", "second resume"} - {session}
+    assert {found[name] for name in others} == {"pass"}

@@ -244,7 +244,7 @@ class Rank:
             yield self.inputs.record(op, self.context.rank)
         if self.gradients.seen:
             yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
-        yield self.collectives.record(op, self.context.rank)
+        yield from self.collectives.records(op, self.context.rank)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
             data = json.dumps(sorted(told)).encode()

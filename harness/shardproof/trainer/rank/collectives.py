@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -35,24 +36,23 @@ class Collectives:
         os.environ.setdefault(_SIZE, str(KEPT))  # which torch reads at a process' first collective
         self._next = 0
 
-    def record(self, op: int, rank: int) -> Record:
+    def records(self, op: int, rank: int) -> Iterator[Record]:
         """What there was as a record that is not compared: kind, how many numbers, among which ranks, where, and how
-        often."""
+        often. None in a process whose recorder has not recorded anything yet, and may be one that never does."""
         groups = {name: dist.get_process_group_ranks(group) for group, name in _groups().items()}
         every = list(range(dist.get_world_size())) if dist.is_initialized() else []
         found: Counter[tuple[str, int, tuple[int, ...], str]] = Counter()
-        for entry in self._new():
+        new = self._new()
+        if not self._next:
+            return
+        for entry in new:
             kind = entry["profiling_name"].partition(":")[2]
             ranks = groups.get(entry["process_group"][0], every)
             numbers = sum(prod(sizes) for sizes in entry["input_sizes"])
-            found[
-                kind,
-                numbers,
-                tuple(ranks),
-                innermost((frame["filename"], frame["line"]) for frame in entry.get("frames", ())),
-            ] += 1
+            line = innermost((frame["filename"], frame["line"]) for frame in entry.get("frames", ()))
+            found[kind, numbers, tuple(ranks), line] += 1
         data = json.dumps([[*each, often] for each, often in found.items()]).encode()
-        return whole(op, rank, COLLECTIVES, "", "utf8", (len(data),), data)
+        yield whole(op, rank, COLLECTIVES, "", "utf8", (len(data),), data)
 
     def _new(self) -> list[dict[str, Any]]:
         dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)

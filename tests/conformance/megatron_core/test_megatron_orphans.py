@@ -76,8 +76,11 @@ def test_nothing_outlives_a_session(
     assert outcome.timed_out is (case == "hangs")
     assert bool(outcome.died) is case.startswith("killed")
     assert (outcome.errors[0].message if case == "raises" else "after the save") == "after the save"
-    assert bool(outcome.strays) is (case != "killed early"), "the managers that had been started"
-    assert any(folder.glob("pymp-*")) is (case != "killed early")
+    # Killed at the first byte of the checkpoint, rank 0 mostly has no manager yet; a busy machine may be slower to kill
+    # it than it is to start one, so that only the other cases say whether managers were there to be ended.
+    if case != "killed early":
+        assert outcome.strays, "the managers that had been started"
+        assert any(folder.glob("pymp-*"))
     assert descendants(server.pid) == {}
     assert holders(folder) == []
     assert descriptors(server.pid) == before

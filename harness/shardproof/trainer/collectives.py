@@ -9,8 +9,8 @@ buffer, carries several tensors.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from shardproof.observe.record import Record
 from shardproof.trainer.arms import COLLECTIVES
@@ -18,13 +18,26 @@ from shardproof.trainer.arms import COLLECTIVES
 Collective = tuple[str, int, tuple[int, ...]]
 """Kind, such as `all_reduce`; how many numbers a rank puts in; among which ranks."""
 
-OfRank = Mapping[Collective, tuple[int, str]]
-"""How often a rank took part in each, and a line from which it did."""
+
+class Seen(NamedTuple):
+    """How often a rank took part in a collective, a line from which it did, and the dtype of the numbers."""
+
+    often: int
+    line: str
+    dtype: str
+
+
+OfRank = Mapping[Collective, Seen]
 
 MOST_APART = 1
 """Two ways with more reductions than that which only one of them has are built otherwise, and nothing is told."""
 
 MOST_TOLD = 3
+
+DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Double": "fp64"}
+"""The names of dtypes in torch's flight recorder, and ours."""
+
+NEVER = Seen(0, "", "")
 
 
 def collectives_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfRank]]:
@@ -33,13 +46,12 @@ def collectives_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfRank]]
     for record in records:
         if record.role != COLLECTIVES:
             continue
-        often: Counter[Collective] = Counter()
-        lines: dict[Collective, str] = {}
-        for kind, numbers, ranks, where, count in json.loads(record.data):
+        own: dict[Collective, Seen] = {}
+        for kind, numbers, ranks, where, dtype, count in json.loads(record.data):
             key = kind, numbers, tuple(ranks)
-            often[key] += count
-            lines[key] = lines.get(key) or where
-        found.setdefault(record.op, {})[record.rank] = {key: (often[key], lines[key]) for key in often}
+            known = own.get(key, NEVER)
+            own[key] = Seen(known.often + count, known.line or where, dtype)
+        found.setdefault(record.op, {})[record.rank] = own
     return found
 
 
@@ -52,11 +64,11 @@ def reductions_apart(one: Mapping[int, OfRank], other: Mapping[int, OfRank], nam
     """
     for rank in sorted(one.keys() & other.keys()):
         mine, its = (_reductions(way[rank]) for way in (one, other))
-        apart = [key for key in {**mine, **its} if mine.get(key, NEVER)[0] != its.get(key, NEVER)[0]]
+        apart = [key for key in {**mine, **its} if mine.get(key, NEVER).often != its.get(key, NEVER).often]
         if apart and len(mine.keys() ^ its.keys()) <= MOST_APART:
             told = [
-                f"{_called(key)} {_times(mine.get(key, NEVER)[0])} with {names[0]} and "
-                f"{_times(its.get(key, NEVER)[0])} with {names[1]}{_from(its.get(key, mine.get(key, NEVER))[1])}"
+                f"{_called(key)} {_times(mine.get(key, NEVER).often)} with {names[0]} and "
+                f"{_times(its.get(key, NEVER).often)} with {names[1]}{_from(its.get(key, mine.get(key, NEVER)).line)}"
                 for key in apart[:MOST_TOLD]
             ]
             more = any(key in mine and key in its for key in apart)
@@ -64,33 +76,41 @@ def reductions_apart(one: Mapping[int, OfRank], other: Mapping[int, OfRank], nam
     return ""
 
 
-NEVER = (0, "")
-
 AGAIN = (
     " A sum that has been reduced counts once more for each rank wherever it is reduced again with what is added to it."
 )
 
 
-def not_reduced(numbers: int, seen: Mapping[int, OfRank]) -> str:
+def not_reduced(numbers: int, ranks: Mapping[int, OfRank]) -> str:
     """A sentence about what was reduced in a step after which ranks have other bits of a parameter; empty where
     something was that may have been its gradient.
 
     Args:
-        numbers: how many the parameter has. seen: rank → its collectives in the step; empty where they are not known.
+        numbers: how many the parameter has. ranks: rank → its collectives in the step; empty where they are not known.
     """
-    if len(seen) < 2:
+    if len(ranks) < 2:
         return ""
-    reduced = {key: line for own in seen.values() for key, (_, line) in _reductions(own).items()}
-    whole = [key for key in reduced if key[1] >= numbers and len(key[2]) == len(seen)]
+    lines = {key: seen.line for own in ranks.values() for key, seen in _reductions(own).items()}
+    whole = [key for key in lines if key[1] >= numbers and len(key[2]) == len(ranks)]
     if whole:
         return ""
-    if not reduced:
+    if not lines:
         return "In this step nothing is reduced over ranks at all."
-    part = [key for key in reduced if key[1] >= numbers]
-    told = ", ".join(f"{_called(key)}{_from(reduced[key])}" for key in (part or list(reduced))[:MOST_TOLD])
+    part = [key for key in lines if key[1] >= numbers]
+    told = ", ".join(f"{_called(key)}{_from(lines[key])}" for key in (part or list(lines))[:MOST_TOLD])
     if part:
         return f"What is reduced in this step with {numbers} numbers or more, is so among some ranks alone: {told}."
     return f"Nothing of {numbers} numbers or more is reduced in this step; reduced are {told}."
+
+
+def reduced(own: OfRank) -> str:
+    """What a rank reduces in a step, in a few words; empty where it is nothing."""
+    found = _reductions(own)
+    told = [
+        f"{_called(key)} in {DTYPES.get(seen.dtype, seen.dtype)}, {_times(seen.often)}" for key, seen in found.items()
+    ]
+    more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+    return "; ".join([*told[:MOST_TOLD], *more])
 
 
 def _reductions(own: OfRank) -> OfRank:

@@ -70,7 +70,7 @@ from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
-from shardproof.trainer.trains import all_seen, trains
+from shardproof.trainer.trains import all_seen, portrayed, trains
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.trainer.unsteady import likely
@@ -115,6 +115,7 @@ class Judge(Judging):
         self._twice()
         self._tied()
         trains(self)
+        self.notes += portrayed(self)
         self._twin()
         self._unsaved()
         self._cut()

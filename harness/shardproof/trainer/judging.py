@@ -26,6 +26,7 @@ from shardproof.trainer.epochs import other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
 from shardproof.trainer.given import Given, by_values, given_by_op, numbers_of_loaders, other_data, repeats, rows_by_op
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
+from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
 from shardproof.trainer.observed import records_of
@@ -53,7 +54,8 @@ class Judging:
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     plain: operation → the plain numbers on rank 0 after it.
     copies: what ranks have differently where they first do. collectives: operation → rank → what it took part in.
-    samples: operation → what the loss made of each sample.
+    samples: operation → what the loss made of each sample. model_calls: → rank → the calls of its model.
+    measured: operation → rank → what it did to gradients.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -76,6 +78,8 @@ class Judging:
     copies: Copies
     collectives: Mapping[int, Mapping[int, OfRank]]
     samples: Mapping[int, Samples]
+    model_calls: Mapping[int, Mapping[int, Sequence[Call]]]
+    measured: Mapping[int, Mapping[int, OfStep]]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -104,7 +108,7 @@ class Judging:
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records), rows_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
-            collectives_by_op(records), samples_by_op(records),
+            collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

@@ -43,7 +43,7 @@ def samples_by_op(records: Iterable[Record]) -> dict[int, Samples]:
         if record.role != GIVEN:
             continue
         own = found.setdefault(record.op, {})
-        for call, (_, _, digests, gradients, zeroed) in enumerate(json.loads(record.data)):
+        for call, (_, _, digests, gradients, zeroed, *_) in enumerate(json.loads(record.data)):
             for place, digest in enumerate(digests):
                 value = gradients[place] if gradients else None
                 own.setdefault(digest, []).append(Sample(record.rank, call, value, zeroed))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardproof.observe.record import WRITTEN
 from shardproof.result import ArmResult, Result
+from shardproof.trainer.arms import MEASURED, TRAINS
 from shardproof.trainer.described import Described
 from shardproof.trainer.unsteady import compared
 from shardproof.trainer.wording import SAME_AS_AGREE
@@ -76,9 +77,23 @@ def _state(results: Sequence[Result]) -> list[str]:
     if hidden:
         lines += ["WARNING: state that cannot be read, and is not compared (name it in `state()`):"]
         lines += [f"  {line}" for line in hidden]
+    lines += _portrait(told)
     emulated = dict.fromkeys(symbol for result in results for symbol in result.emulated)
     lines += [f"emulated: {', '.join(emulated)}"] if emulated else []
     return [*lines, ""] if lines else []
+
+
+def _portrait(told: Iterable[str]) -> list[str]:
+    """What a step does, as measured in the first cell that has one."""
+    rows = [line.removeprefix(f"{MEASURED}: ").partition(": ") for line in told if line.startswith(f"{MEASURED}: ")]
+    if not rows:
+        return []
+    own = dict.fromkeys(text for step, _, text in rows if step == rows[0][0])
+    first: dict[str, str] = {}
+    for text in own:
+        first.setdefault(text.partition(":")[0], text)
+    return [f"what {rows[0][0]} does, as measured, for you to compare with what it should do:",
+            *(f"  {text}" for text in first.values())]  # fmt: skip
 
 
 def _table(results: Sequence[Result]) -> list[str]:
@@ -146,7 +161,14 @@ def _commands(result: Result, place: str, again: str) -> list[str]:
 
 
 def _not_compared(results: Iterable[Result]) -> list[str]:
-    """What no arm could compare, each once with the number of cells."""
-    told = Counter(f"{arm.name}: {note}" for result in results for arm in result.arms for note in arm.left_out)
+    """What no arm could compare, and what the run without a break does that is seldom meant, each once with the number
+    of cells."""
+    every = [(arm, note) for result in results for arm in result.arms for note in arm.left_out]
+    odd = Counter(note for arm, note in every if arm.name == TRAINS)
+    left = Counter(f"{arm.name}: {note}" for arm, note in every if arm.name != TRAINS)
+    return [*_counted("worth a look, and not judged:", odd), *_counted("what was not compared:", left)]
+
+
+def _counted(heading: str, told: Mapping[str, int]) -> list[str]:
     lines = [f"  {note}{f' ({number} cells)' if number > 1 else ''}" for note, number in told.items()]
-    return ["what was not compared:", *lines, ""] if lines else []
+    return [heading, *lines, ""] if lines else []

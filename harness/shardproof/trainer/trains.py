@@ -7,15 +7,26 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
-from shardproof.trainer.arms import WHOLE
+from shardproof.trainer.arms import MEASURED, TRAINS, WHOLE
 from shardproof.trainer.every_mesh import fits, without_rank
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.measured import (
+    evaluates,
+    portrait,
+    rates_told,
+    same_rows,
+    scaled_apart,
+    stale,
+    weighed_by_call,
+)
 from shardproof.trainer.not_finite import is_wild, where_first
 from shardproof.trainer.notes import (
     buffers_stay_zero,
@@ -46,7 +57,7 @@ def trains(judging: Judging) -> None:
     if WHOLE in judging.failures or len(moments) < 2:
         return
     last, notes = judging.at(moments[-1]), list[str]()
-    if _frozen_moves(judging, notes) or _declared_frozen_moves(judging) or _uncounted(judging):
+    if _frozen_moves(judging, notes) or _declared_frozen_moves(judging) or _uncounted(judging) or _scaled(judging):
         return
     still = _still(judging, moments[0], last)
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
@@ -69,16 +80,56 @@ def trains(judging: Judging) -> None:
         again = judging.data_repeat(judging.whole)
         zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
             judging.at(moments[0]).get((role, name)), value))  # fmt: skip
-        notes += [never_moved(still, params)] if still else []
+        notes += [never_moved(still, params, why_still(still, all_seen(judging, steps)))] if still else []
         notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
         idle = _at_rate_zero(judging)
-        notes += [told for told in (counted, next(filter(None, lost), ""), idle) if told]
+        notes += [told for told in (counted, next(filter(None, lost), ""), idle, *_measured(judging)) if told]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
-        judging.found += [ArmResult("trains", Verdict.PASS.value, "", tuple(notes))] if notes else []
+        judging.found += [ArmResult(TRAINS, Verdict.PASS.value, "", tuple(notes))] if notes else []
         return
-    judging.found.append(ArmResult("trains", Verdict.UNKNOWN.value, text, ()))
+    judging.found.append(ArmResult(TRAINS, Verdict.UNKNOWN.value, text, ()))
+
+
+def _scaled(judging: Judging) -> bool:
+    """Look for a step in which each rank scales its part of the gradients by a number of its own."""
+    for op in judging.whole.ops:
+        ranks = judging.measured.get(op.index, {})
+        if told := scaled_apart(ranks):
+            names = sorted({name for each in ranks.values() for name, own in each.gradients.items() if own.sharded})
+            detail = "a gradient that each rank scales by its own number"
+            _fail(judging, [Difference(Key(op.index, LIVE, PARAMS, name), "bits", mismatched=1, total=1, detail=detail)
+                            for name in names], told)  # fmt: skip
+            return True
+    return False
+
+
+def _measured(judging: Judging) -> Iterator[str]:
+    """Notes on what the steps of the run without a break do and is seldom meant, each with the first step of it."""
+    steps = [(op.iteration, op.index) for op in judging.whole.ops if op.kind == "step"]
+    for look in (weighed_by_call, same_rows, evaluates):
+        calls = (look(judging.model_calls.get(index, {}), step) for step, index in steps)
+        yield next(filter(None, calls), "")
+    yield next(filter(None, (stale(judging.measured.get(index, {}), step) for step, index in steps)), "")
+
+
+def portrayed(judging: Judging) -> list[str]:
+    """What a step of the run without a break does: of the first of which gradients were measured."""
+    for op in judging.whole.ops:
+        ranks = judging.measured.get(op.index, {})
+        if any(each.gradients for each in ranks.values()):
+            lines = portrait(ranks, judging.model_calls.get(op.index, {}), judging.collectives.get(op.index, {}),
+                             judging.at(op.index - 1), _rates(judging))  # fmt: skip
+            return [f"{MEASURED}: step {op.iteration}: {line}" for line in lines]
+    return []
+
+
+def _rates(judging: Judging) -> list[str]:
+    """The learning rates with which the steps of the run without a break are taken, in turn."""
+    steps = [op.index for op in judging.whole.ops if op.kind == "step"]
+    found = [rates_told(judging.at(index - 1)) for index in steps]
+    return found if all(found) else []
 
 
 def _at_rate_zero(judging: Judging) -> str:
@@ -182,7 +233,7 @@ MOVES = 2
 
 def _fail(judging: Judging, differences: list[Difference], told: str) -> None:
     judging.differences += differences
-    judging.found.append(ArmResult("trains", Verdict.MISMATCH.value, told, ()))
+    judging.found.append(ArmResult(TRAINS, Verdict.MISMATCH.value, told, ()))
 
 
 def not_frozen(name: str, op: int) -> Difference:

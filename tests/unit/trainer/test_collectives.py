@@ -7,18 +7,18 @@ import json
 import pytest
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import COLLECTIVES
-from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced, reductions_apart
+from shardproof.trainer.collectives import OfRank, Seen, collectives_by_op, not_reduced, reduced, reductions_apart
 
 BOTH = (0, 1)
 WAYS = "chunks=1", "chunks=2"
 
 
 def of(*rows: tuple[str, int, tuple[int, ...], int], line: str = "loop.py:7") -> OfRank:
-    return {(kind, numbers, ranks): (often, line) for kind, numbers, ranks, often in rows}
+    return {(kind, numbers, ranks): Seen(often, line, "Float") for kind, numbers, ranks, often in rows}
 
 
 def test_collectives_are_counted_over_the_lines_they_come_from() -> None:
-    rows = [["all_reduce", 4, [0, 1], "loop.py:7", 1], ["all_reduce", 4, [0, 1], "loop.py:9", 2]]
+    rows = [["all_reduce", 4, [0, 1], "loop.py:7", "Float", 1], ["all_reduce", 4, [0, 1], "loop.py:9", "Float", 2]]
     data = json.dumps(rows).encode()
     record: Record = whole(3, 1, COLLECTIVES, "", "utf8", (len(data),), data)
     assert collectives_by_op([record]) == {3: {1: of(("all_reduce", 4, BOTH, 3))}}
@@ -71,3 +71,11 @@ def test_what_was_reduced_in_a_step_that_parts_the_ranks(rows: tuple[tuple[str, 
 
 def test_nothing_is_told_where_collectives_are_not_known() -> None:
     assert not_reduced(8, {}) == not_reduced(8, {0: of()}) == reductions_apart({}, {}, WAYS) == ""
+
+
+def test_what_a_rank_reduces_in_a_few_words() -> None:
+    rows = [("all_gather", 8, BOTH, 1), *(("all_reduce", n, BOTH, n) for n in (1, 2, 3, 4))]
+    assert reduced(of(*rows)) == (
+        "all_reduce of 1 number among ranks 0, 1 in fp32, once; all_reduce of 2 numbers among ranks 0, 1 in fp32, "
+        "twice; all_reduce of 3 numbers among ranks 0, 1 in fp32, 3 times; and 1 more"
+    )

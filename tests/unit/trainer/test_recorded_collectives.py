@@ -29,7 +29,7 @@ def test_what_is_new_is_recorded(entries: list[dict[str, Any]]) -> None:
     collectives = Collectives()
     entries += [entry(0), entry(1)]
     (first,) = collectives.records(3, 0)
-    assert json.loads(first.data) == [["all_reduce", 10, [], "", 2]]
+    assert json.loads(first.data) == [["all_reduce", 10, [], "", "", 2]]
     (second,) = collectives.records(4, 0)
     assert json.loads(second.data) == [], "a step in which nothing was reduced"
 

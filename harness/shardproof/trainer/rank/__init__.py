@@ -59,6 +59,7 @@ from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.inputs import Inputs
 from shardproof.trainer.rank.loading import values
+from shardproof.trainer.rank.measured import Measured
 from shardproof.trainer.rank.plain import numbers_of
 
 
@@ -86,6 +87,7 @@ class Rank:
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
+        self.measured = Measured()
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
 
@@ -183,6 +185,7 @@ class Rank:
         within = ExitStack()
         within.enter_context(self.inputs.watched())
         within.enter_context(self.gradients.watched())
+        within.enter_context(self.measured.watched())
         if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
             within.enter_context(self.calls.watched())
         return within
@@ -244,6 +247,8 @@ class Rank:
             yield self.inputs.record(op, self.context.rank)
         if self.gradients.seen:
             yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
+        if self.measured.steps:
+            yield self.measured.record(op, self.context.rank, state.parameters)
         yield from self.collectives.records(op, self.context.rank)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}

@@ -37,11 +37,12 @@ class Collectives:
         self._next = 0
 
     def records(self, op: int, rank: int) -> Iterator[Record]:
-        """What there was as a record that is not compared: kind, how many numbers, among which ranks, where, and how
-        often. None in a process whose recorder has not recorded anything yet, and may be one that never does."""
+        """What there was as a record that is not compared: kind, how many numbers, among which ranks, where, of
+        which dtype, and how often. None in a process whose recorder has not recorded anything yet, and may be one that
+        never does."""
         groups = {name: dist.get_process_group_ranks(group) for group, name in _groups().items()}
         every = list(range(dist.get_world_size())) if dist.is_initialized() else []
-        found: Counter[tuple[str, int, tuple[int, ...], str]] = Counter()
+        found: Counter[tuple[str, int, tuple[int, ...], str, str]] = Counter()
         new = self._new()
         if not self._next:
             return
@@ -50,7 +51,8 @@ class Collectives:
             ranks = groups.get(entry["process_group"][0], every)
             numbers = sum(prod(sizes) for sizes in entry["input_sizes"])
             line = innermost((frame["filename"], frame["line"]) for frame in entry.get("frames", ()))
-            found[kind, numbers, tuple(ranks), line] += 1
+            dtype = (entry.get("input_dtypes") or [""])[0]
+            found[kind, numbers, tuple(ranks), line, dtype] += 1
         data = json.dumps([[*each, often] for each, often in found.items()]).encode()
         yield whole(op, rank, COLLECTIVES, "", "utf8", (len(data),), data)
 

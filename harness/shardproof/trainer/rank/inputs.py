@@ -36,12 +36,19 @@ from shardproof.trainer.rank.pieces import raw
 MOST_SAMPLES = 256
 """Of one call; with more, nothing is kept of each."""
 
+LEAST_CLASSES = 3
+"""With fewer, any gradient whose elements add up to zero looks like that of a cross-entropy."""
+
+NEAR_TARGET = 1e-3
+MOST_ELEMENTS = 1 << 20
+
 
 @dataclass
 class Given:
     """One call of a model. digest: of all that its first module was given. rows: of the first tensor of that. samples:
     a digest of each. gradients: of each at the model's output, its size, with a sign; empty until a backward came.
-    came: whether one did. zeroed: the line that set what it made to zero before an optimizer stepped."""
+    came: whether one did. zeroed: the line that set what it made to zero before an optimizer stepped. weights: of the
+    targets of a cross-entropy, by which the loss weighs each. evaluates: whether the model's `training` is False."""
 
     digest: str
     rows: int
@@ -49,6 +56,8 @@ class Given:
     gradients: list[float] = field(default_factory=list)
     came: bool = False
     zeroed: str = ""
+    weights: list[float] = field(default_factory=list)
+    evaluates: bool = False
 
 
 class Inputs:
@@ -77,8 +86,8 @@ class Inputs:
 
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
-        calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed if self._steps else ""]
-                 for one in self.given]  # fmt: skip
+        calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed if self._steps else "", one.weights,
+                  one.evaluates] for one in self.given]  # fmt: skip
         data = json.dumps(calls).encode()
         self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
@@ -96,6 +105,7 @@ class Inputs:
         if not self._seen and len(self.given) < MOST:
             self._look(args, output)
         if self._call and not self._open:
+            self._call.evaluates = not called.training
             _follow(self._call, output)
             self._call = None
 
@@ -142,10 +152,10 @@ def _follow(given: Given, output: Any) -> None:
     except Exception:  # as of `_samples`
         return
     if outputs:
-        outputs[0].register_hook(functools.partial(_keep, given))  # type: ignore[no-untyped-call]
+        outputs[0].register_hook(functools.partial(_keep, given, outputs[0].detach()))  # type: ignore[no-untyped-call]
 
 
-def _keep(given: Given, gradient: torch.Tensor) -> None:
+def _keep(given: Given, output: torch.Tensor, gradient: torch.Tensor) -> None:
     given.came = True
     if not given.samples:
         return
@@ -156,7 +166,34 @@ def _keep(given: Given, gradient: torch.Tensor) -> None:
             sizes = (rows.norm(dim=1) * torch.where(signs < 0, -1.0, 1.0)).tolist()
     except Exception:  # as of `_samples`
         return
+    given.weights = weights_of_targets(output, gradient)
     given.gradients = [one + other for one, other in zip(given.gradients or [0.0] * given.rows, sizes, strict=True)]
+
+
+def weights_of_targets(output: torch.Tensor, gradient: torch.Tensor) -> list[float]:
+    """By what a cross-entropy weighs each of its targets; empty where the loss is none, or one with smoothed labels.
+
+    Its gradient at the logits of a target is the weight times the probabilities, less the weight at the right class.
+
+    Args:
+        output: (..., classes). gradient: of the same shape.
+    """
+    classes = output.shape[-1] if output.ndim > 1 else 0
+    if classes < LEAST_CLASSES or output.numel() > MOST_ELEMENTS:
+        return []
+    try:
+        with torch.no_grad():
+            own = gradient.reshape(-1, classes).to(torch.float64)
+            counted = own.ne(0).any(1)
+            own, chances = own[counted], output.reshape(-1, classes)[counted].to(torch.float64).softmax(1)
+            right = own.abs().argmax(1, keepdim=True)
+            weights = -own.gather(1, right) / (1 - chances.gather(1, right))
+            expected = weights * chances
+            expected.scatter_add_(1, right, -weights)
+            fits = (own - expected).abs().amax(1) <= NEAR_TARGET * own.abs().amax(1)
+            return weights[:, 0].tolist() if len(own) and bool(fits.all()) else []
+    except Exception:  # as of `_samples`
+        return []
 
 
 def _is_forward() -> bool:

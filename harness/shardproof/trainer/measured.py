@@ -1,0 +1,307 @@
+"""What a step of a trainer does, as its ranks measured it: a portrait for whoever knows what it should do, and
+sentences on what is seldom meant.
+
+*Verifies*: that each rank multiplies what it holds of a sharded tensor's gradient by the same number. *Does not
+verify*: which number that should be, and all else, which is told and not judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from shardproof.observe.logical import Value
+from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.arms import GIVEN, MEASURED
+from shardproof.trainer.collectives import OfRank, reduced
+from shardproof.trainer.rounding import PARAMS, At
+from shardproof.trainer.scaled import NEAR
+
+MOST_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a rank holds of a parameter's gradient, right after the latest backward and right before the step.
+
+    after, before: the sum of squares, and a sum that weighs each element otherwise. sharded: other ranks have the rest.
+    copies: how many ranks have the same elements of one that is sharded.
+    """
+
+    after: tuple[float, float]
+    before: tuple[float, float]
+    sharded: bool
+    copies: int
+
+    @property
+    def factor(self) -> float | None:
+        """What it was multiplied by; None where it was changed otherwise. Of zeros that stay zeros it is 0."""
+        (squares, sums), (new_squares, new_sums) = self.after, self.before
+        if squares == 0 or new_squares == 0:
+            return 0.0 if squares == new_squares else None
+        length = sqrt(new_squares / squares)
+        signed = -length if sums * new_sums < 0 else length
+        return signed if abs(new_sums - signed * sums) <= NEAR * sqrt(new_squares) else None
+
+
+@dataclass(frozen=True)
+class OfStep:
+    """What a rank did in a step. steps: class of an optimizer → how often it stepped. stale: parameters whose gradient
+    was still that of the step before when the first backward began. gradients: by the names of parameters."""
+
+    backwards: int
+    steps: Mapping[str, int]
+    gradients: Mapping[str, Gradient]
+    stale: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the model. rows: digests of its samples. weights: of each of its targets in a cross-entropy, by which
+    the loss weighs it. evaluates: whether the model's `training` is False."""
+
+    rows: tuple[str, ...]
+    weights: tuple[float, ...]
+    evaluates: bool
+
+
+def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
+    """What each rank did in each operation, by the number of the operation and by rank."""
+    found: dict[int, dict[int, OfStep]] = {}
+    for record in records:
+        if record.role == MEASURED:
+            told = json.loads(record.data)
+            gradients = {
+                name: Gradient((one, two), (three, four), sharded, copies)
+                for name, (one, two, three, four, sharded, copies) in told["gradients"].items()
+            }
+            found.setdefault(record.op, {})[record.rank] = OfStep(
+                told["backwards"], told["steps"], gradients, told["stale"]
+            )
+    return found
+
+
+def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Call]]]:
+    """Operation → rank → the calls of its model through which gradients went."""
+    found: dict[int, dict[int, list[Call]]] = {}
+    for record in records:
+        if record.role == GIVEN:
+            told = json.loads(record.data)
+            calls = [
+                Call(tuple(rows), tuple(weights), evaluating)
+                for _, _, rows, gradients, _, weights, evaluating in told
+                if gradients
+            ]
+            found.setdefault(record.op, {})[record.rank] = calls
+    return found
+
+
+def scaled_apart(ranks: Mapping[int, OfStep]) -> str:
+    """A sentence on ranks of which each multiplies its part of sharded gradients by a number of its own; empty where
+    all take the same, or where nobody can tell.
+
+    Args:
+        ranks: what each did in a step.
+    """
+    own: dict[int, float] = {}
+    for rank, step in sorted(ranks.items()):
+        factors = _factors(gradient for gradient in step.gradients.values() if gradient.sharded)
+        if len(factors) != 1 or None in factors:
+            return ""
+        own[rank] = next(factor for factor in factors if factor is not None)
+    if len(own) < 2 or _near(own.values()):
+        return ""
+    told = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in own.items())
+    return (
+        "Between the backward and the optimizer each rank multiplies its part of the gradients by a number of its own: "
+        f"{told}. The parts of one tensor need one number: look at a norm that each rank takes of its own part alone, "
+        "as `torch.nn.utils.clip_grad_norm_` does with parameters that are no DTensors, or to which not all ranks add "
+        "their share."
+    )
+
+
+def stale(ranks: Mapping[int, OfStep], step: int) -> str:
+    """A note on gradients that were not cleared after the step before; empty where all were."""
+    names = sorted({name for each in ranks.values() for name in each.stale})
+    if not names:
+        return ""
+    which = names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
+    return (
+        f"when the backward of step {step} begins, `.grad` of {which} is still what an optimizer has stepped with "
+        "before, so that this gradient counts again: look at what should have cleared it, such as `zero_grad`"
+    )
+
+
+def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on targets of a cross-entropy that the loss weighs otherwise in one call of the model than in another;
+    empty where it weighs all alike, or where there is no cross-entropy."""
+    by_call = {
+        (rank, number): call.weights for rank, calls in sorted(ranks.items()) for number, call in enumerate(calls)
+    }
+    each = {place: weights[0] for place, weights in by_call.items() if weights and _near(weights)}
+    if len(each) < 2 or len(each) < len(by_call) or _near(each.values()):
+        return ""
+    told = ", ".join(
+        f"{_targets(len(by_call[place]))} of call {place[1] + 1} on rank {place[0]} {weight:.4g} each"
+        for place, weight in [*each.items()][:MOST_TOLD]
+    )
+    more = f" and so on for {len(each)} calls" if len(each) > MOST_TOLD else ""
+    return (
+        f"in step {step} the loss weighs {told}{more}: it is a mean in each call, so that a target counts more where "
+        "there are few; one mean over all targets of the step needs their number on all ranks and in all calls"
+    )
+
+
+def same_rows(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on ranks whose models are given the same samples; empty where they are not."""
+    rows = {rank: [call.rows for call in calls] for rank, calls in ranks.items() if any(call.rows for call in calls)}
+    groups: dict[str, list[int]] = {}
+    for rank, own in sorted(rows.items()):
+        groups.setdefault(json.dumps(own), []).append(rank)
+    alike = next((each for each in groups.values() if len(each) > 1), None)
+    if alike is None:
+        return ""
+    return (
+        f"in step {step} the models of ranks {', '.join(map(str, alike))} are given the same samples: right where they "
+        "share out one model, as in tensor parallelism, and otherwise each of them should have its own"
+    )
+
+
+def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on models that train in evaluation mode; empty where they do not."""
+    if not any(call.evaluates for calls in ranks.values() for call in calls):
+        return ""
+    return (
+        f"in step {step} the model's `training` is False while gradients go through it, so that neither dropout nor "
+        "the statistics of a batch norm do anything: look at an `eval()` without a `train()` after it"
+    )
+
+
+def portrait(
+    ranks: Mapping[int, OfStep], calls: Mapping[int, Sequence[Call]], collectives: Mapping[int, OfRank], before: At,
+    rates: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """What a step does, in a few lines.
+
+    Args:
+        ranks, calls, collectives: of the step. before: what there was before it, settings of param groups among it.
+        rates: the learning rates before each step of the run.
+    """
+    first = ranks[min(ranks)]
+    lines = []
+    if own := calls.get(min(ranks)):
+        lines.append(f"data: rank 0 calls the model {_times(len(own))}, with {_rows(own)}")
+        weights = [weight for call in own for weight in call.weights]
+        if weights and all(call.weights for call in own):
+            told = (
+                f"loss: a cross-entropy, which weighs {_targets(len(weights))} of rank 0 by {sum(weights):.4g} in all"
+            )
+            lines.append(f"{told}; a mean of them weighs 1")
+    stepped = ", ".join(f"{number} step{'s' * (number > 1)} of {name}" for name, number in first.steps.items())
+    lines.append(f"order: {first.backwards} backward{'s' * (first.backwards != 1)}, and {stepped}")
+    lines += [f"gradients: {told}" for told in [_between(ranks)] if told]
+    lines += [f"reduced: {told}" for told in [reduced(collectives.get(min(ranks), {}))] if told]
+    lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
+    lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
+    lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
+    return lines
+
+
+def _between(ranks: Mapping[int, OfStep]) -> str:
+    """What becomes of gradients between the backward and the optimizer."""
+    every = [gradient for step in ranks.values() for gradient in step.gradients.values()]
+    if not every:
+        return ""
+    factors = _factors(every)
+    norms = [_norm(ranks, after=after) for after in (True, False)]
+    length = "" if None in norms else f"; their norm is {norms[0]:.6g}, and {norms[1]:.6g} when the optimizer steps"
+    if None in factors:
+        return f"between the backward and the optimizer they are changed, and not by a number alone{length}"
+    told = sorted(factor for factor in factors if factor is not None)
+    if len(told) > 1:
+        values = ", ".join(f"{factor:.6g}" for factor in told[: MOST_TOLD + 1])
+        return (
+            f"between the backward and the optimizer some are multiplied by other numbers than others: {values}{length}"
+        )
+    if not told or abs(told[0] - 1) <= NEAR:
+        return f"the optimizer has them as the backward left them{length.partition(', and')[0]}"
+    return f"between the backward and the optimizer all are multiplied by {told[0]:.6g}{length}"
+
+
+def _norm(ranks: Mapping[int, OfStep], *, after: bool) -> float | None:
+    """The norm of the whole gradient; None where it is not known which ranks have the same of it."""
+    squares = 0.0
+    for name in {name for step in ranks.values() for name in step.gradients}:
+        own = [step.gradients[name] for step in ranks.values() if name in step.gradients]
+        sizes = [(one.after if after else one.before)[0] for one in own]
+        if own[0].sharded:
+            squares += sum(sizes) / own[0].copies
+        elif len(own) == len(ranks) and _near(sizes):
+            squares += sizes[0]
+        else:
+            return None
+    return sqrt(squares)
+
+
+def _factors(gradients: Iterable[Gradient]) -> list[float | None]:
+    """The numbers that gradients other than zeros were multiplied by, each once; one None where some was changed
+    otherwise."""
+    found: list[float | None] = []
+    for gradient in gradients:
+        if not gradient.after[0] and not gradient.before[0]:
+            continue
+        factor = gradient.factor
+        if factor is None:
+            return [None]
+        if not any(one is not None and _near((one, factor)) for one in found):
+            found.append(factor)
+    return found
+
+
+def rates_told(before: At) -> str:
+    """The learning rates of the param groups, each number once."""
+    values = [_number(value) for key, value in sorted(before.items()) if key[0] == SETTING and key[1].endswith(".lr")]
+    return " and ".join(dict.fromkeys(values))
+
+
+def _decays(before: At) -> str:
+    """Which weight decay parameters have, and how many of them are vectors, which often should have none."""
+    found: dict[str, list[str]] = {}
+    for (role, name), value in sorted(before.items()):
+        group, _, setting = name.rpartition(".")
+        names = before.get((SETTING, f"{group}.params"))
+        if role == SETTING and setting == "weight_decay" and names:
+            found.setdefault(_number(value), []).extend(names.data.decode().split("\n"))
+    told = []
+    for decay, own in found.items():
+        shapes = {name: before[PARAMS, name].shape for name in own if (PARAMS, name) in before}
+        vectors = [name for name, shape in shapes.items() if len(shape) < 2]
+        such = f", {len(vectors)} of them vectors, such as {vectors[0]}" if vectors else ""
+        told.append(f"{decay} of {len(own)} parameter{'s' * (len(own) != 1)}{such}")
+    return "; ".join(told)
+
+
+def _number(value: Value) -> str:
+    return value.data.decode().rpartition(" ")[2]
+
+
+def _near(values: Iterable[float]) -> bool:
+    every = [*values]
+    return max(every) - min(every) <= NEAR * max(map(abs, every))
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _targets(number: int) -> str:
+    return "the target" if number == 1 else f"the {number} targets"
+
+
+def _rows(calls: Sequence[Call]) -> str:
+    numbers = sorted({len(call.rows) for call in calls})
+    many = "row" if numbers == [1] else "rows"
+    return f"{numbers[0]} {many}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} rows"

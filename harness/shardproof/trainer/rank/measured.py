@@ -1,0 +1,144 @@
+"""What a step does to gradients: how often a backward runs and an optimizer steps, and what becomes of the gradients
+between the two, as by a clip, a loss scale, or a division by a count.
+
+Of each gradient two numbers are kept, right after the latest backward and right before the optimizer steps: the sum of
+its squares, and a sum that weighs every element otherwise. Where both say the same factor, it was multiplied by it.
+
+*Does not see* gradients that are not in `.grad`, as of engines that keep them elsewhere; the first step of a session,
+before which nobody knows which parameters an optimizer has; steps inside of a graph that `torch.compile` made.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardproof.observe.record import Record, whole
+from shardproof.trainer.arms import MEASURED
+from shardproof.trainer.rank.pieces import Held
+
+MOST_ELEMENTS = 1 << 20
+"""Of a gradient; of larger ones nothing is measured."""
+
+Size = tuple[float, float]
+"""The sum of squares of the elements that a rank has, and the sum that weighs each otherwise."""
+
+
+class Measured:
+    """What there was since the latest record.
+
+    backwards, steps: how often a backward ran, and an optimizer of each class stepped. gradients: identity of a
+    parameter → size of its gradient after the latest backward, and before the step that came then. stale: those whose
+    gradient was, when a backward began, still the one that an optimizer had stepped with.
+    """
+
+    def __init__(self) -> None:
+        self._last = dict[int, Size]()  # of the gradients that an optimizer stepped with latest
+        self._parameters: dict[int, ReferenceType[torch.Tensor]] = {}
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.backwards, self.steps = 0, Counter[str]()
+        self.gradients = dict[int, tuple[Size, Size]]()
+        self.stale, self._after = set[int](), dict[int, Size]()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, backwards and steps are looked at."""
+        hook, plain = register_optimizer_step_pre_hook(self._stepped), torch.autograd.backward
+
+        @functools.wraps(plain)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            inner = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1  # as of a checkpoint
+            if not inner:
+                self._begins()
+            plain(*args, **kwargs)
+            if not inner:
+                self.backwards += 1
+                self._after = self._sizes(self._parameters)
+
+        torch.autograd.backward = backward
+        try:
+            yield
+        finally:
+            torch.autograd.backward = plain
+            hook.remove()
+
+    def record(self, op: int, rank: int, parameters: Mapping[int, Held]) -> Record:
+        """What was seen as a record that is not compared; what follows begins anew.
+
+        Args:
+            parameters: of modules, by identity.
+        """
+        own = {key: names[0][0] for key, held in parameters.items() if len(names := held.names) == 1}
+        gradients = {
+            own[key]: [*after, *before, not parameters[key].whole, self._copies(key)]
+            for key, (after, before) in self.gradients.items()
+            if key in own
+        }
+        told = {
+            "backwards": self.backwards, "steps": self.steps, "gradients": gradients,
+            "stale": sorted(own[key] for key in self.stale if key in own),
+        }  # fmt: skip
+        self._begin_anew()
+        data = json.dumps(told).encode()
+        return whole(op, rank, MEASURED, "", "utf8", (len(data),), data)
+
+    def _begins(self) -> None:
+        """Look for gradients of the step before that nobody has cleared."""
+        self._after = {}
+        if not self.backwards and not self.steps:
+            now = self._sizes(self._parameters)
+            self.stale = {key for key, size in now.items() if any(size) and size == self._last.get(key)}
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.steps[type(optimizer).__name__] += 1
+        own = {id(parameter): ref(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        before = self._sizes(own)
+        self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}
+        self._last |= before
+        self._parameters |= own
+
+    def _sizes(self, parameters: Mapping[int, ReferenceType[torch.Tensor]]) -> dict[int, Size]:
+        found: dict[int, Size] = {}
+        for key, held in parameters.items():
+            parameter = held()
+            size = _size(parameter.grad) if parameter is not None else None
+            if size is not None:
+                found[key] = size
+        return found
+
+    def _copies(self, key: int) -> int:
+        """How many ranks have the same elements of a parameter."""
+        parameter = self._parameters[key]()
+        if not isinstance(parameter, DTensor):
+            return 1
+        places = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+        return prod(size for placement, size in places if isinstance(placement, Replicate))
+
+
+def _size(gradient: torch.Tensor | None) -> Size | None:
+    if gradient is None:
+        return None
+    try:
+        with torch.no_grad():
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            if local.numel() > MOST_ELEMENTS:
+                return None
+            own = local.detach().reshape(-1).to(torch.float64)
+            weights = torch.arange(1.0, own.numel() + 1, dtype=own.dtype, device=own.device).cos()
+            return float(own.square().sum()), float((own * weights).sum())
+    except Exception:  # of a kind that has no such operator
+        return None

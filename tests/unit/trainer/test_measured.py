@@ -1,0 +1,170 @@
+"""What a step does to gradients, as ranks measure it: told beside a pass, and a failure where ranks scale the parts of
+one tensor apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from shardproof.observe.logical import Value
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.collectives import Seen
+from shardproof.trainer.measured import (
+    Call,
+    Gradient,
+    OfStep,
+    evaluates,
+    measured_by_op,
+    model_calls_by_op,
+    portrait,
+    rates_told,
+    same_rows,
+    scaled_apart,
+    stale,
+    weighed_by_call,
+)
+from shardproof.trainer.rank.inputs import Inputs, weights_of_targets
+from shardproof.trainer.rank.measured import Measured
+from shardproof.trainer.rank.pieces import whole_tensor
+from torch import nn
+
+
+def scaled(factor: float, *, sharded: bool = True, squares: float = 4.0, copies: int = 1) -> Gradient:
+    return Gradient((squares, 1.5), (squares * factor**2, 1.5 * factor), sharded, copies)
+
+
+def step(*gradients: Gradient, stale: tuple[str, ...] = ()) -> OfStep:
+    return OfStep(2, {"AdamW": 1}, {f"weight{place}": one for place, one in enumerate(gradients)}, stale)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25, -3.0, 0.0])
+def test_a_factor_is_told_by_two_sums(factor: float) -> None:
+    expected = None if factor == 0 else pytest.approx(factor)
+    assert scaled(factor).factor == expected
+
+
+def test_what_is_no_multiple_has_no_factor() -> None:
+    assert Gradient((4.0, 1.5), (4.0, 0.5), True, 1).factor is None
+    assert Gradient((0.0, 0.0), (4.0, 1.5), True, 1).factor is None
+    assert Gradient((0.0, 0.0), (0.0, 0.0), True, 1).factor == 0
+
+
+def test_ranks_that_scale_their_parts_apart_are_told() -> None:
+    told = scaled_apart({0: step(scaled(0.5), scaled(0.5)), 1: step(scaled(0.25), scaled(0.25))})
+    assert "multiplies its part of the gradients by a number of its own: 0.5 on rank 0, 0.25 on rank 1" in told
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {0: step(scaled(0.5)), 1: step(scaled(0.5))},
+        {0: step(scaled(0.5))},
+        {0: step(scaled(0.5, sharded=False)), 1: step(scaled(0.25, sharded=False))},  # copies, which must agree anyway
+        {0: step(scaled(0.5), scaled(0.7)), 1: step(scaled(0.25), scaled(0.25))},  # by each parameter's own norm
+        {0: step(Gradient((4.0, 1.5), (4.0, 0.5), True, 1)), 1: step(scaled(0.25))},  # a reduction
+        {0: step(scaled(0.5), scaled(1.0, squares=0.0)), 1: step(scaled(1.0, squares=0.0))},  # a rank without a part
+    ],
+)
+def test_nothing_is_told_of_ranks_that_scale_alike_or_of_which_nobody_knows(ranks: dict[int, OfStep]) -> None:
+    assert scaled_apart(ranks) == ""
+
+
+def test_targets_that_weigh_more_in_one_call_are_told() -> None:
+    calls = {0: [Call(("a", "b"), (0.5, 0.5), False)], 1: [Call(("c",), (1.0,), False)]}
+    assert weighed_by_call(calls, 3).startswith(
+        "in step 3 the loss weighs the 2 targets of call 1 on rank 0 0.5 each, the target of call 1 on rank 1 1 each: "
+    )
+
+
+@pytest.mark.parametrize("weights", [[(0.5, 0.5), (0.5,)], [(0.5,)], [(0.5, 0.5), ()], [(0.5, 0.25), (1.0,)]], ids=str)
+def test_nothing_is_told_of_targets_that_weigh_alike_or_each_by_itself(weights: list[tuple[float, ...]]) -> None:
+    calls = {rank: [Call((), each, False)] for rank, each in enumerate(weights)}
+    assert weighed_by_call(calls, 0) == ""
+
+
+def test_ranks_with_the_same_samples_and_models_that_evaluate_are_told() -> None:
+    one, other = [Call(("a",), (), False)], [Call(("b",), (), True)]
+    assert same_rows({0: one, 1: one, 2: other}, 0).startswith("in step 0 the models of ranks 0, 1 are given the same")
+    assert same_rows({0: one, 1: other}, 0) == evaluates({0: one}, 0) == ""
+    assert evaluates({0: other}, 2).startswith("in step 2 the model's `training` is False")
+
+
+def test_gradients_that_nobody_cleared_are_told() -> None:
+    assert stale({0: step()}, 1) == ""
+    assert "`.grad` of bias is still what an optimizer has stepped with" in stale({0: step(stale=("bias",))}, 1)
+    assert "`.grad` of 2 parameters, such as a, is" in stale({0: step(stale=("a", "b"))}, 1)
+
+
+def setting(name: str, text: str) -> tuple[tuple[str, str], Value]:
+    data = text.encode()
+    return (SETTING, name), Value("utf8", (len(data),), data)
+
+
+def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
+    parameter = {("param", "w"): Value("fp32", (2, 2), bytes(16)), ("param", "b"): Value("fp32", (2,), bytes(8))}
+    rows = [setting("group0.lr", "float 0.1"), setting("group0.weight_decay", "float 0.01"),
+            setting("group0.params", "w\nb")]  # fmt: skip
+    before = {**parameter, **dict(rows)}
+    ranks = {0: step(scaled(0.5)), 1: step(scaled(0.5, squares=5.0))}
+    calls = {0: [Call(("a", "b"), (0.5, 0.5), False)]}
+    seen = {0: {("all_reduce", 6, (0, 1)): Seen(1, "", "BFloat16")}}
+    assert rates_told(before) == "0.1"
+    assert portrait(ranks, calls, seen, before, ["0.1", "0.2"]) == [
+        "data: rank 0 calls the model once, with 2 rows",
+        "loss: a cross-entropy, which weighs the 2 targets of rank 0 by 1 in all; a mean of them weighs 1",
+        "order: 2 backwards, and 1 step of AdamW",
+        "gradients: between the backward and the optimizer all are multiplied by 0.5; their norm is 3, and 1.5 when "
+        "the optimizer steps",
+        "reduced: all_reduce of 6 numbers among ranks 0, 1 in bf16, once",
+        "lr: 0.1, 0.2 in steps 0 to 1",
+        "weight_decay: 0.01 of 2 parameters, 1 of them vectors, such as b",
+    ]
+
+
+def run(clip: float, *, clears: bool) -> tuple[list[OfStep], list[Call]]:
+    """Two steps of a linear model, as a rank records them."""
+    torch.manual_seed(0)
+    model, seen, inputs = nn.Linear(4, 3), Measured(), Inputs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = {id(one): whole_tensor(one, (name,)) for name, one in model.named_parameters()}
+    plain, records = torch.autograd.backward, []
+    with seen.watched(), inputs.watched():
+        for op in range(2):
+            nn.functional.cross_entropy(model(torch.randn(5, 4)), torch.arange(5) % 3).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= clip
+            optimizer.step()
+            if clears:
+                optimizer.zero_grad()
+            records += [seen.record(op, 0, parameters), inputs.record(op, 0)]
+    assert torch.autograd.backward is plain
+    steps = measured_by_op(records)
+    return [steps[op][0] for op in range(2)], model_calls_by_op(records)[1][0]
+
+
+def test_a_rank_measures_its_second_step() -> None:
+    (first, second), calls = run(0.5, clears=True)
+    assert (first.backwards, first.steps, first.gradients) == (1, {"SGD": 1}, {})
+    assert {name: one.factor for name, one in second.gradients.items()} == pytest.approx({"weight": 0.5, "bias": 0.5})
+    assert second.stale == []
+    assert calls[0].weights == pytest.approx([0.2] * 5)
+    assert len(calls[0].rows) == 5
+
+
+def test_a_rank_sees_gradients_that_nobody_cleared() -> None:
+    (first, second), _ = run(1.0, clears=False)
+    assert first.stale == []
+    assert second.stale == ["bias", "weight"]
+
+
+def test_a_loss_that_is_no_cross_entropy_has_no_weights() -> None:
+    output = torch.randn(4, 5)
+    chances = output.softmax(1)
+    gradient = 0.25 * (chances - torch.eye(5)[:4])
+    gradient[3] = 0  # a target that is left out
+    assert weights_of_targets(output, gradient) == pytest.approx([0.25] * 3)
+    assert weights_of_targets(output, output) == []
+    assert weights_of_targets(output[:, :2], gradient[:, :2]) == []
+    assert weights_of_targets(output, torch.full((4, 5), math.nan)) == []

@@ -182,6 +182,12 @@ def program_of(trainer: Described, program: str) -> tuple[int, int, frozenset[st
     return before, after, wanted
 
 
+def later_save(before: int, after: int) -> int:
+    """After how many steps a resumed run saves for the second resume: as many again as came before the first save, so
+    that checkpoints at the ends of epochs alone can be had, or one more where that would leave no step to see it by."""
+    return 2 * before if before < after else before + 1
+
+
 def _joined(name: str) -> str:
     return name.replace(" ", "-")
 
@@ -210,10 +216,12 @@ def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterato
         yield f"{ALIKE} {axis}", mesh, [_op("build"), *early, *late]
     if not late:
         return
-    on = [_op("save", before + 1, checkpoint=LATER), *late[1:]] if late[1:] else []
-    yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), late[0], *on]
+    later = later_save(before, after)
+    soon, rest = late[: later - before], late[later - before :]
+    on = [_op("save", later, checkpoint=LATER), *rest] if rest else []
+    yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), *soon, *on]
     if on:
-        yield SECOND_RESUME, mesh, [_op("build", seed=2), _op("load", before + 1, checkpoint=LATER), *late[1:]]
+        yield SECOND_RESUME, mesh, [_op("build", seed=2), _op("load", later, checkpoint=LATER), *rest]
     anew = [_op(kind, at, checkpoint=ANEW) for at in (end, end + 1) for kind in ("save", "load")]
     yield USED, mesh, [fresh, _op("step", end + 3), load, *late, *anew[:2], _op("step", end), *anew[2:]]
     for other in _other_meshes(trainer, mesh):
@@ -235,9 +243,11 @@ def _fitting(trainer: Described, mesh: str, before: int, after: int) -> Iterator
     yield CUT, mesh, [_op(FIT, before, checkpoint=AGAIN), *_steps(0, before)]
     resumed = [_op(FIT, end, 1, taken=AGAIN), *late]
     yield RESUMED, mesh, resumed
-    if late[1:]:
-        yield STOPPED, mesh, [_op(FIT, before + 1, 1, checkpoint=LATER, taken=AGAIN), late[0]]
-        yield SECOND_RESUME, mesh, [_op(FIT, end, 2, taken=LATER), *late[1:]]
+    later = later_save(before, after)
+    soon, rest = late[: later - before], late[later - before :]
+    if rest:
+        yield STOPPED, mesh, [_op(FIT, later, 1, checkpoint=LATER, taken=AGAIN), *soon]
+        yield SECOND_RESUME, mesh, [_op(FIT, end, 2, taken=LATER), *rest]
     for other in _other_meshes(trainer, mesh):
         yield f"{OTHER} {other}", other, resumed
     for axis in trainer.altered:

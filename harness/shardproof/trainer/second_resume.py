@@ -29,7 +29,8 @@ def resumed_again(judging: Judging) -> None:
     if any(arm.name == RESUMED and arm.verdict == Verdict.MISMATCH.value for arm in judging.found):
         return  # the second could only say it again
     load, found = judging.loaded(second), list[Difference]()
-    saved = judging.step(resumed, judging.before)
+    later = next(op.iteration for op in second.ops if op.kind == "step")
+    saved = judging.step(resumed, later - 1)
     left, notes = harmless(judging, second, resumed, saved)
     left |= judging.without_effect
     if load >= 0:
@@ -41,7 +42,7 @@ def resumed_again(judging: Judging) -> None:
     data = judging.data_of(second, found)
     if data:
         judging.between = None  # what a step made of them is no mechanism
-    found, told = judging.with_its_end(second, found, _sentence(found, judging.before + 1, data))
+    found, told = judging.with_its_end(second, found, _sentence(found, later, data))
     judging.add(SECOND_RESUME, found, told, [*notes, *more])
 
 

@@ -166,6 +166,15 @@ def test_the_sessions_of_a_trainer_with_fit(tmp_path: Path) -> None:
     assert (found["stopped"], found["second resume"]) == ("fit3 step2", "fit4 step3")
 
 
+def test_the_second_save_lies_as_far_on_as_the_first_where_steps_are_left(tmp_path: Path) -> None:
+    found = arms_of(tmp_path, STEPWISE, "arms 2 4 resumed second-resume")
+    assert found["resumed"] == "build0 load2 save2 step2 step3 save4 step4 step5"
+    assert found["second resume"] == "build0 load4 step4 step5"
+    (tmp_path / "fit").mkdir()
+    found = arms_of(tmp_path / "fit", FIT, "arms 2 3 second-resume")
+    assert (found["stopped"], found["second resume"]) == ("fit4 step2 step3", "fit5 step4")
+
+
 def test_a_program_chooses_steps_and_sessions(tmp_path: Path) -> None:
     found = arms_of(tmp_path, STEPWISE, "arms 1 1 resumed")
     assert found == {"uninterrupted": "build0 step0 save1 step1", "resumed": "build0 load1 save1 step1"}

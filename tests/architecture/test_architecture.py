@@ -120,10 +120,12 @@ CHILD = (
     "shardproof.trainer.judging",
     "shardproof.trainer.harmless",
     "shardproof.trainer.other_mesh",
+    "shardproof.trainer.portrait",
     "shardproof.trainer.second_resume",
     "shardproof.trainer.trains",
     "shardproof.trainer.two_ways",
     "shardproof.trainer.twin",
+    "shardproof.trainer.waiting",
 )
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
 is a rank's too. Every other module, new ones too, is the parent's."""

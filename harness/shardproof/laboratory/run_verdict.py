@@ -94,11 +94,15 @@ def _of_arms(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str,
     """The result of a system that is its own oracle: its judge says the verdict of each arm, and of all together."""
     judged = trial.judgement
     differences, verdict = differences_from_json(judged["differences"]), Verdict(judged["verdict"])
-    failures = {name: error for name, error in failures_of(scenario, trial.outcomes).items() if verdict.is_failure}
-    failure = next((error for error in failures.values() if error.type != "Unsupported"), None)
-    broken = (outcome for outcome in trial.outcomes if not outcome.ok)
-    courses = next((one.courses for error, one in zip(failures.values(), broken, strict=False) if error is failure), ())
     arms = tuple(ArmResult(**{**arm, "notes": tuple(arm["notes"])}) for arm in judged["arms"])
+    failing = {arm.name for arm in arms if Verdict(arm.verdict).is_failure}
+    broken = (outcome for outcome in trial.outcomes if not outcome.ok)
+    ended = zip(failures_of(scenario, trial.outcomes).items(), broken, strict=False)
+    failure, courses = next(
+        ((error, one.courses) for (name, error), one in ended
+         if verdict.is_failure and name in failing and error.type != "Unsupported"),
+        (None, ()),
+    )  # fmt: skip
     ops = sessions(expand(scenario))
     unknown = next((arm.sentence for arm in arms if verdict is Verdict.UNKNOWN and arm.verdict == verdict.value), "")
     return Result(

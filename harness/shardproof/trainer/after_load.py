@@ -35,6 +35,9 @@ STARTS_AGAIN = {
 """Role of what a load leaves as it is → what that means to a run, where nothing else is wrong."""
 
 
+DERIVED = frozenset({"_last_lr", "_step_count", "base_lrs", "_get_lr_called_within_step"})
+"""What a schedule of torch keeps beside its place: where nothing else of it is wrong, it goes on from where it was."""
+
 UNWRITTEN = (
     "Some of what is there are numbers that no training comes to, as memory holds that nobody wrote: look at a buffer "
     "that the load or what wrote the checkpoint took (`torch.empty`) and did not fill."
@@ -159,7 +162,9 @@ def _lost(lost: Sequence[Difference]) -> str:
 def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
     """What is wrong right after a load, and what it is instead."""
     if loaded.left_alone(found):
-        again = next((text for role, text in STARTS_AGAIN.items() if {one.key.role for one in found} == {role}), "")
+        places = {one.key.fqn.rpartition(".")[2] for one in found}
+        told = places - DERIVED and {one.key.role for one in found}
+        again = next((text for role, text in STARTS_AGAIN.items() if told == {role}), "")
         restored = f"`load` does not restore {_in_order(found)}; what is there is a fresh trainer's."
         return f"{again}: {restored} {first_of(found)}" if again else f"{restored} {first_of(found)}"
     be = "is" if len(_names(found)) == 1 else "are"

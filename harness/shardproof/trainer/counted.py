@@ -27,22 +27,23 @@ def with_counted(both: Both, ways: tuple[At, At], begun: tuple[At, At], *, half:
             that numbers with a fraction may be further apart.
     """
     share = HALF if half else ROUNDING
-    names = {name for name, mine, its in _changed(ways, begun) if mine != its and not _near(mine, its, share)}
+    changed = {name: (mine, its) for name, mine, its in _changed(ways, begun) if mine != its}
+    names = {name for name, (mine, its) in changed.items() if not _near(mine, its, share)}
     one, other = (
         {**kept, **{name: way[name] for name in names}} for kept, way in zip((both.one, both.other), ways, strict=True)
     )
-    return replace(both, one=one, other=other, settings=both.settings - names)
+    return replace(both, one=one, other=other, settings=both.settings - changed.keys())
 
 
 def _changed(ways: tuple[At, At], begun: tuple[At, At]) -> Iterator[tuple[Name, str, str]]:
-    """What changed in both, but for positions in the data, which count what each way reads at a time, and for what
-    every rank counts for itself."""
+    """What changed in both, or was not there at first, but for positions in the data, which count what each way reads
+    at a time, and for what every rank counts for itself."""
     for name in ways[0].keys() & ways[1].keys():
         if name[0] != EXTRA_STATE or is_of_data(name) or rank_of(name[1]) >= 0:
             continue
         mine, its = (plain_number(way, name) for way in ways)
         before, its_before = (plain_number(way, name) for way in begun)
-        if all((mine, its, before, its_before)) and mine != before and its != its_before:
+        if mine and its and mine != before and its != its_before:
             yield name, mine, its
 
 

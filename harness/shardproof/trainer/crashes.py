@@ -74,7 +74,7 @@ def message_of(error: Failure) -> str:
     return textwrap.shorten(" ".join(lines[:told]), LONGEST, placeholder=" …")
 
 
-def caused_by(error: Failure) -> str:
+def caused_by(error: Failure, trainer: Described) -> str:
     """The exception that the one in hand was raised from (`raise … from e`), with its place; empty where there is none,
     or where the message has it."""
     *_, cause, _ = ["", *_CAUSED.split(error.traceback)] if _CAUSED.search(error.traceback) else ["", ""]
@@ -86,8 +86,11 @@ def caused_by(error: Failure) -> str:
     if message and message in error.message:
         return ""
     told = textwrap.shorten(": ".join(filter(None, (name.rpartition(".")[2], message))), LONGEST, placeholder=" …")
-    places = _telling(list(frames_of(replace(error, traceback=cause))))[-1:]
-    return f"; caused by {told}" + "".join(f" ({_line(path, place)})" for path, place in places)
+    first = replace(error, traceback=cause)
+    places = _telling(list(frames_of(first)))[-1:]
+    where = "".join(f" in {place.function} ({_line(path, place)})" for path, place in places)
+    own = method_of(first, trainer)
+    return f"; caused by {told}{where}{f', called in {own}' if own and where and own not in where else ''}"
 
 
 def _telling(frames: Sequence[tuple[str, Place]]) -> list[tuple[str, Place]]:

@@ -29,12 +29,13 @@ def epochs_of(steps: OfSteps) -> dict[int, tuple[int, int]]:
     return found
 
 
-def other_place(given: Collection[str], step: int, steps: OfSteps) -> str:
+def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int = -1) -> str:
     """A sentence on the epoch, or the place in it, that a step was given the samples of; empty where they are those of
     the step itself, or of none, or where the run has one epoch only.
 
     Args:
-        given: what the step was given. steps: what the uninterrupted run was given.
+        given: what the step was given. steps: what the uninterrupted run was given. resumed: the first step behind the
+            load, of a resumed run.
     """
     places = epochs_of(steps)
     due = places.get(step)
@@ -50,6 +51,12 @@ def other_place(given: Collection[str], step: int, steps: OfSteps) -> str:
         )
     other = min(same, key=lambda one: abs(one - step))
     epoch, place = places[other]
+    begun = places.get(resumed, (0, 0))[1]
+    if not due[1] and begun and any(places[one][1] == begun for one in same):
+        return (
+            f"{here} step {begun} of an epoch, at which place the resume began: what was skipped there is skipped in "
+            f"the new epoch again, so that the first {begun} of its steps never come."
+        )
     if epoch == due[0]:
         return f"{here} step {place} of it: the order is right, and the place in it is not restored."
     return f"{here} step {place} of epoch {epoch}."

@@ -44,6 +44,16 @@ def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
     return {op: sum(rows.values()) for op, rows in given.items()}
 
 
+def elements_by_op(records: Iterable[Record]) -> dict[int, int]:
+    """Operation → how many elements of data the models of all ranks were given; what several ranks have alike counts
+    once."""
+    given: dict[int, dict[str, int]] = {}
+    for record in records:
+        if record.role == GIVEN:
+            given.setdefault(record.op, {}).update({call[0]: call[-1] for call in json.loads(record.data)})
+    return {op: sum(elements.values()) for op, elements in given.items()}
+
+
 def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str, str], *, alike: bool) -> str:
     """A sentence on how many rows of data two ways were given in a step, where it is not what it was in their first
     step; empty where it is, or nobody knows.
@@ -98,7 +108,7 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
         return f"{told.removesuffix(' what')} {part}{count}."
     return (
         f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
-        "such as with other random numbers in them."
+        "such as with other random numbers in them. More `steps` after the save would tell whether they come later."
     )
 
 

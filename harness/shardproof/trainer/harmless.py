@@ -13,7 +13,14 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, Values, is_of_data, without_rank
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import counted_steps, differ_already, of_each_step, of_loaders, without_effect
+from shardproof.trainer.notes import (
+    counted_steps,
+    differ_already,
+    never_drawn,
+    of_each_step,
+    of_loaders,
+    without_effect,
+)
 
 SCHEDULER, STEP_COUNT = "scheduler", "_step_count"
 """The role of a schedule, and the count by which torch warns of calls in the wrong order, and nothing else."""
@@ -86,8 +93,24 @@ def beside_random_states(
         return [], [without_effect(own)]
     if later and judging.data_of(session, later):
         return later, [differ_already(own)]
+    if random and later and not _draws(judging, session, other, later[0].key.op):
+        judging.without_effect |= own
+        return later, [never_drawn(own)]
     judging.between = between
     return found, []
+
+
+def _draws(judging: Judging, session: Session, other: Session, until: int) -> bool:
+    """Whether random numbers may have had an effect on what two sessions do up to an operation of the first: models
+    draw some, or are given other data, or nobody knows."""
+    for there, here in judging.in_turn(session, other):
+        given = judging.given.get(there), judging.given.get(here)
+        calls = [call for op in (there, here) for own in judging.model_calls.get(op, {}).values() for call in own]
+        if not given[0] or given[0] != given[1] or not calls or any(call.draws for call in calls):
+            return True
+        if here >= until:
+            break
+    return False
 
 
 def _is_of_a_loader(name: Name) -> bool:

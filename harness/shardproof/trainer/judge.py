@@ -68,12 +68,14 @@ from shardproof.trainer.notes import (
 )
 from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
+from shardproof.trainer.portrait import portrayed
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
-from shardproof.trainer.trains import all_seen, portrayed, trains
+from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.trainer.unsteady import likely
+from shardproof.trainer.waiting import waiting_at
 from shardproof.verdict import Verdict, merge
 
 
@@ -252,6 +254,8 @@ class Judge(Judging):
         unseen = self.idle | self.seeded_anew
         notes += [*more, *([idle(unseen)] if unseen else [])]
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
+        waits = "" if at_load or not found else waiting_at(self, self.whole, self.saved)
+        sentence = " ".join(filter(None, (waits, sentence)))
         early = first_epoch_alone(self.samples_of_steps, self.before - 1) if self.loads_data and not found else ""
         notes += [early] if early else []
         behind = self._left_behind(resumed, load)

@@ -24,7 +24,16 @@ from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduce
 from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
-from shardproof.trainer.given import Given, by_values, given_by_op, numbers_of_loaders, other_data, repeats, rows_by_op
+from shardproof.trainer.given import (
+    Given,
+    by_values,
+    elements_by_op,
+    given_by_op,
+    numbers_of_loaders,
+    other_data,
+    repeats,
+    rows_by_op,
+)
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
@@ -49,7 +58,7 @@ class Judging:
     between: what was compared last.
     without_effect: random states in which two sessions differed, while all that later steps made was the same.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
-    given: operation → what the model was given in it. rows: → how many rows that were, on all ranks.
+    given: operation → what the model was given in it. rows, elements: → how many that were, on all ranks.
     gradients: operation → what optimizers had of each parameter in it.
     shared: operation → the names of parameters that have several, where there is a way that must compute the same.
     plain: operation → the plain numbers on rank 0 after it.
@@ -72,6 +81,7 @@ class Judging:
     calls: Mapping[int, OfRanks]
     given: Mapping[int, Given]
     rows: Mapping[int, int]
+    elements: Mapping[int, int]
     gradients: Mapping[int, OfParameters]
     shared: Mapping[int, set[Names]]
     plain: Mapping[int, Numbers]
@@ -107,6 +117,7 @@ class Judging:
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
             failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records), rows_by_op(records),
+            elements_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
             collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
         )  # fmt: skip
@@ -331,7 +342,7 @@ class Judging:
         data = next(filter(None, told), "")
         if not data:
             return ""
-        place = other_place({*self.samples.get(step.index, ())}, step.iteration, self.samples_of_steps)
+        place = other_place({*self.samples.get(step.index, ())}, step.iteration, self.samples_of_steps, self.before)
         return " ".join(filter(None, (data, place, numbers_of_loaders(found))))
 
     @property

@@ -22,6 +22,9 @@ from shardproof.trainer.scaled import NEAR
 
 MOST_TOLD = 3
 
+REDUCED = "reduced"
+"""What the line of a portrait begins with that tells what is reduced over ranks."""
+
 
 @dataclass(frozen=True)
 class Gradient:
@@ -50,22 +53,25 @@ class Gradient:
 @dataclass(frozen=True)
 class OfStep:
     """What a rank did in a step. steps: class of an optimizer → how often it stepped. stale: parameters whose gradient
-    was still that of the step before when the first backward began. gradients: by the names of parameters."""
+    was still that of the step before when the first backward began. gradients: by the names of parameters. waiting:
+    parameters with a gradient that no optimizer has stepped with when the operation ends."""
 
     backwards: int
     steps: Mapping[str, int]
     gradients: Mapping[str, Gradient]
     stale: Sequence[str]
+    waiting: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Call:
     """A call of the model. rows: digests of its samples. weights: of each of its targets in a cross-entropy, by which
-    the loss weighs it. evaluates: whether the model's `training` is False."""
+    the loss weighs it. evaluates: whether the model's `training` is False. draws: whether it draws random numbers."""
 
     rows: tuple[str, ...]
     weights: tuple[float, ...]
     evaluates: bool
+    draws: bool = False
 
 
 def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
@@ -79,7 +85,7 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
                 for name, (one, two, three, four, sharded, copies) in told["gradients"].items()
             }
             found.setdefault(record.op, {})[record.rank] = OfStep(
-                told["backwards"], told["steps"], gradients, told["stale"]
+                told["backwards"], told["steps"], gradients, told["stale"], told["waiting"]
             )
     return found
 
@@ -91,8 +97,8 @@ def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Cal
         if record.role == GIVEN:
             told = json.loads(record.data)
             calls = [
-                Call(tuple(rows), tuple(weights), evaluating)
-                for _, _, rows, gradients, _, weights, evaluating in told
+                Call(tuple(rows), tuple(weights), evaluating, draws)
+                for _, _, rows, gradients, _, weights, evaluating, draws, _ in told
                 if gradients
             ]
             found.setdefault(record.op, {})[record.rank] = calls
@@ -144,6 +150,8 @@ def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
     each = {place: weights[0] for place, weights in by_call.items() if weights and _near(weights)}
     if len(each) < 2 or len(each) < len(by_call) or _near(each.values()):
         return ""
+    if not _near(weight * len(by_call[place]) for place, weight in each.items()):
+        return ""  # by something else than a count of the call
     told = ", ".join(
         f"{_targets(len(by_call[place]))} of call {place[1] + 1} on rank {place[0]} {weight:.4g} each"
         for place, weight in [*each.items()][:MOST_TOLD]
@@ -180,6 +188,14 @@ def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
     )
 
 
+NOTHING = OfStep(0, {}, {}, ())
+
+NOT_MEASURED = (
+    "not measured, since none is in `.grad` of a module's parameter both after a backward and when an optimizer of "
+    "torch steps, as with engines that keep gradients elsewhere, and steps inside of the backward"
+)
+
+
 def portrait(
     ranks: Mapping[int, OfStep], calls: Mapping[int, Sequence[Call]], collectives: Mapping[int, OfRank], before: At,
     rates: Sequence[str],
@@ -190,9 +206,9 @@ def portrait(
         ranks, calls, collectives: of the step. before: what there was before it, settings of param groups among it.
         rates: the learning rates before each step of the run.
     """
-    first = ranks[min(ranks)]
+    first = ranks.get(0, NOTHING)
     lines = []
-    if own := calls.get(min(ranks)):
+    if own := calls.get(0):
         lines.append(f"data: rank 0 calls the model {_times(len(own))}, with {_rows(own)}")
         weights = [weight for call in own for weight in call.weights]
         if weights and all(call.weights for call in own):
@@ -201,9 +217,10 @@ def portrait(
             )
             lines.append(f"{told}; a mean of them weighs 1")
     stepped = ", ".join(f"{number} step{'s' * (number > 1)} of {name}" for name, number in first.steps.items())
-    lines.append(f"order: {first.backwards} backward{'s' * (first.backwards != 1)}, and {stepped}")
-    lines += [f"gradients: {told}" for told in [_between(ranks)] if told]
-    lines += [f"reduced: {told}" for told in [reduced(collectives.get(min(ranks), {}))] if told]
+    backwards = f"{first.backwards} backward{'s' * (first.backwards != 1)}"
+    lines.append(f"order: {backwards}, and {stepped or 'no step of an optimizer of torch'}")
+    lines.append(f"gradients: {_between(ranks) or NOT_MEASURED}")
+    lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
     lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
@@ -217,18 +234,18 @@ def _between(ranks: Mapping[int, OfStep]) -> str:
         return ""
     factors = _factors(every)
     norms = [_norm(ranks, after=after) for after in (True, False)]
-    length = "" if None in norms else f"; their norm is {norms[0]:.6g}, and {norms[1]:.6g} when the optimizer steps"
+    length = "" if None in norms else f"; their norm is {norms[0]:.5g}, and {norms[1]:.5g} when the optimizer steps"
     if None in factors:
         return f"between the backward and the optimizer they are changed, and not by a number alone{length}"
     told = sorted(factor for factor in factors if factor is not None)
     if len(told) > 1:
-        values = ", ".join(f"{factor:.6g}" for factor in told[: MOST_TOLD + 1])
+        values = ", ".join(f"{factor:.5g}" for factor in told[: MOST_TOLD + 1])
         return (
             f"between the backward and the optimizer some are multiplied by other numbers than others: {values}{length}"
         )
     if not told or abs(told[0] - 1) <= NEAR:
         return f"the optimizer has them as the backward left them{length.partition(', and')[0]}"
-    return f"between the backward and the optimizer all are multiplied by {told[0]:.6g}{length}"
+    return f"between the backward and the optimizer all are multiplied by {told[0]:.5g}{length}"
 
 
 def _norm(ranks: Mapping[int, OfStep], *, after: bool) -> float | None:
@@ -279,7 +296,8 @@ def _decays(before: At) -> str:
     for decay, own in found.items():
         shapes = {name: before[PARAMS, name].shape for name in own if (PARAMS, name) in before}
         vectors = [name for name, shape in shapes.items() if len(shape) < 2]
-        such = f", {len(vectors)} of them vectors, such as {vectors[0]}" if vectors else ""
+        few = f"{', '.join(vectors[:MOST_TOLD])}{', …' if len(vectors) > MOST_TOLD else ''}"
+        such = f", {len(vectors)} of them vectors ({few})" if vectors else ""
         told.append(f"{decay} of {len(own)} parameter{'s' * (len(own) != 1)}{such}")
     return "; ".join(told)
 

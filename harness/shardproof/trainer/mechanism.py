@@ -38,6 +38,7 @@ from shardproof.trainer.every_mesh import ALIKE_ROLES, Name, without_rank
 from shardproof.trainer.gradients import GRADIENT, are_frozen, why_still
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.rates import ZERO, of_rates, rates_in
+from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.scaled import CHANGED, in_common, scaled
 from shardproof.trainer.streams import of_streams
 
@@ -56,11 +57,19 @@ def _made(found: Sequence[Difference], between: Between) -> str:
     """What made the values of tensors."""
     every = [between.pair(difference) for difference in found]
     pairs = [pair for pair in every if pair is not None]
-    if not pairs or len(pairs) < len(every):
+    beside = [one for one, pair in zip(found, every, strict=True) if pair is None]
+    if not pairs or not all(_is_beside(one, between) for one in beside):
         return ""
     if max(distinct(as_bits(pair.observed)) for pair in pairs) < DISTINCT:
         return "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
     return next(filter(None, (rule(pairs, between) for rule in RULES)), "")
+
+
+def _is_beside(one: Difference, between: Between) -> bool:
+    """Whether a difference is of a number or a count, which follows from what the tensors say, or is told elsewhere."""
+    name = one.key.role, one.key.fqn
+    values = between.expected.get(name), between.observed.get(name)
+    return one.kind == "bits" and all(value is not None and value.dtype not in FLOATS for value in values)
 
 
 def _measured(told: str, between: Between) -> str:

@@ -41,6 +41,11 @@ def without_effect(keys: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def never_drawn(keys: Iterable[tuple[str, str]]) -> str:
+    """Random states that differ between two runs, of which no model draws anything, and whose data are the same."""
+    return f"not alike, and no cause, since the models draw nothing and are given the same data: {_few(keys)}"
+
+
 def differ_already(keys: Iterable[tuple[str, str]]) -> str:
     """What two sessions differ in before a step that is given other data, which is told first."""
     return f"not alike before that already: {_few(keys)}"
@@ -175,6 +180,14 @@ def step_at_rate_zero(step: int, rate: str) -> str:
     return (
         f"step {step} changes no parameter, since the learning rate is {rate} in it: right of a warm-up that begins at "
         "zero, and otherwise a schedule that is built or stepped wrongly"
+    )
+
+
+def schedule_stands_still(rates: str, steps: int) -> str:
+    """A note on a schedule that changes no rate in the whole run."""
+    return (
+        f"the learning rate is {rates} in each of the {steps} steps, though there is a schedule: what it does later, "
+        "as at a milestone, was not tried; `steps` can be more, or the milestone sooner"
     )
 
 

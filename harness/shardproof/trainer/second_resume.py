@@ -15,6 +15,7 @@ from shardproof.diff import Difference
 from shardproof.trainer.arms import RESUMED, SECOND_RESUME, STOPPED, WHOLE
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.waiting import waiting_at
 from shardproof.trainer.wording import differ, first_in_a_step
 from shardproof.verdict import Verdict
 
@@ -42,7 +43,9 @@ def resumed_again(judging: Judging) -> None:
     data = judging.data_of(second, found)
     if data:
         judging.between = None  # what a step made of them is no mechanism
-    found, told = judging.with_its_end(second, found, _sentence(found, later, data))
+    waits = waiting_at(judging, resumed, saved) if found else ""
+    told = " ".join(filter(None, (waits, _sentence(found, later, data))))
+    found, told = judging.with_its_end(second, found, told)
     judging.add(SECOND_RESUME, found, told, [*notes, *more])
 
 

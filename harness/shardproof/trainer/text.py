@@ -10,6 +10,7 @@ from shardproof.observe.record import WRITTEN
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.arms import MEASURED, TRAINS
 from shardproof.trainer.described import Described
+from shardproof.trainer.measured import REDUCED
 from shardproof.trainer.unsteady import compared
 from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
@@ -20,6 +21,8 @@ SIGNS = {
 }  # fmt: skip
 MOST_SHOWN = 20
 """How many kinds of failing cells are told in full, by the plainest cell of each; the report has all cells."""
+MOST_OTHERWISE = 8
+"""How many lines are told of what a step does in other cells than the first."""
 MOST_NAMED = 6
 """How many cells that fail alike are named."""
 
@@ -77,23 +80,40 @@ def _state(results: Sequence[Result]) -> list[str]:
     if hidden:
         lines += ["WARNING: state that cannot be read, and is not compared (name it in `state()`):"]
         lines += [f"  {line}" for line in hidden]
-    lines += _portrait(told)
+    lines += _portrait(results)
     emulated = dict.fromkeys(symbol for result in results for symbol in result.emulated)
     lines += [f"emulated: {', '.join(emulated)}"] if emulated else []
     return [*lines, ""] if lines else []
 
 
-def _portrait(told: Iterable[str]) -> list[str]:
-    """What a step does, as measured in the first cell that has one."""
-    rows = [line.removeprefix(f"{MEASURED}: ").partition(": ") for line in told if line.startswith(f"{MEASURED}: ")]
-    if not rows:
+def _portrait(results: Sequence[Result]) -> list[str]:
+    """What a step does, as measured in the first cell that has a portrait, and what is otherwise in others."""
+    drawn = [(result, own) for result in results if (own := _measured_in(result))]
+    if not drawn:
         return []
-    own = dict.fromkeys(text for step, _, text in rows if step == rows[0][0])
-    first: dict[str, str] = {}
-    for text in own:
-        first.setdefault(text.partition(":")[0], text)
-    return [f"what {rows[0][0]} does, as measured, for you to compare with what it should do:",
-            *(f"  {text}" for text in first.values())]  # fmt: skip
+    (_, (step, first)), *others = drawn
+    otherwise: dict[str, list[str]] = {}
+    for result, (_, lines) in others:
+        for line in lines:
+            if line not in first and not line.startswith(REDUCED):
+                otherwise.setdefault(line, []).append(cell_text(result))
+    told = [f"  {line}  ({cells[0]}{f' and {len(cells) - 1} more' if len(cells) > 1 else ''})"
+            for line, cells in otherwise.items()]  # fmt: skip
+    more = [f"  and {len(told) - MOST_OTHERWISE} more lines of other cells"] if len(told) > MOST_OTHERWISE else []
+    return [
+        f"what {step} does, as measured, for you to compare with what it should do:",
+        *(f"  {line}" for line in first),
+        *(["  otherwise in other cells:"] if told else []),
+        *(f"  {line}" for line in told[:MOST_OTHERWISE]),
+        *more,
+    ]
+
+
+def _measured_in(result: Result) -> tuple[str, list[str]] | None:
+    """The step that was measured in a cell, and the lines about it; None where none was."""
+    begins = f"{MEASURED}: "
+    rows = [line.removeprefix(begins).partition(": ") for line in result.state if line.startswith(begins)]
+    return (rows[0][0], [text for _, _, text in rows]) if rows else None
 
 
 def _table(results: Sequence[Result]) -> list[str]:

@@ -14,13 +14,12 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
-from shardproof.trainer.arms import MEASURED, TRAINS, WHOLE
+from shardproof.trainer.arms import TRAINS, WHOLE
 from shardproof.trainer.every_mesh import fits, without_rank
 from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.measured import (
     evaluates,
-    portrait,
     rates_told,
     same_rows,
     scaled_apart,
@@ -38,11 +37,12 @@ from shardproof.trainer.notes import (
     nothing_trains,
     nothing_trains_later,
     schedule_runs_on,
+    schedule_stands_still,
     stays_zero,
     step_at_rate_zero,
     uncounted,
 )
-from shardproof.trainer.overflows import all_overflow, overflows
+from shardproof.trainer.overflows import SCHEDULER, all_overflow, overflows
 from shardproof.trainer.plain import counted_apart, every_step_skipped
 from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import PARAMS, At
@@ -80,12 +80,18 @@ def trains(judging: Judging) -> None:
         again = judging.data_repeat(judging.whole)
         zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
             judging.at(moments[0]).get((role, name)), value))  # fmt: skip
-        notes += [never_moved(still, params, why_still(still, all_seen(judging, steps)))] if still else []
+        undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
+        why = why_still(undeclared, all_seen(judging, steps))
+        notes += [never_moved(undeclared, params, why)] if undeclared else []
         notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
         idle = _at_rate_zero(judging)
-        notes += [told for told in (counted, next(filter(None, lost), ""), idle, *_measured(judging)) if told]
+        notes += [
+            told
+            for told in (counted, next(filter(None, lost), ""), idle, *_measured(judging), _stands_still(judging, last))
+            if told
+        ]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
         judging.found += [ArmResult(TRAINS, Verdict.PASS.value, "", tuple(notes))] if notes else []
         return
@@ -114,22 +120,13 @@ def _measured(judging: Judging) -> Iterator[str]:
     yield next(filter(None, (stale(judging.measured.get(index, {}), step) for step, index in steps)), "")
 
 
-def portrayed(judging: Judging) -> list[str]:
-    """What a step of the run without a break does: of the first of which gradients were measured."""
-    for op in judging.whole.ops:
-        ranks = judging.measured.get(op.index, {})
-        if any(each.gradients for each in ranks.values()):
-            lines = portrait(ranks, judging.model_calls.get(op.index, {}), judging.collectives.get(op.index, {}),
-                             judging.at(op.index - 1), _rates(judging))  # fmt: skip
-            return [f"{MEASURED}: step {op.iteration}: {line}" for line in lines]
-    return []
-
-
-def _rates(judging: Judging) -> list[str]:
-    """The learning rates with which the steps of the run without a break are taken, in turn."""
+def _stands_still(judging: Judging, last: At) -> str:
+    """A note on a schedule under which the rate is one number in the whole run; empty where there is none, or where it
+    changes."""
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
-    found = [rates_told(judging.at(index - 1)) for index in steps]
-    return found if all(found) else []
+    rates = {rates_told(judging.at(index - 1)) for index in steps}
+    scheduled = any(role == SCHEDULER and name.endswith(".last_epoch") for role, name in last)
+    return schedule_stands_still(rates.pop(), len(steps)) if scheduled and len(rates) == 1 and rates != {""} else ""
 
 
 def _at_rate_zero(judging: Judging) -> str:

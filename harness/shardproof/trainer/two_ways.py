@@ -13,6 +13,7 @@ from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
+from shardproof.trainer.backward_apart import backward_apart, counts_of
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
@@ -24,9 +25,11 @@ from shardproof.trainer.gradients import reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
+from shardproof.trainer.portrait import side_by_side
 from shardproof.trainer.rates import rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
 from shardproof.trainer.samples import weighed_apart
+from shardproof.trainer.scaled import NEAR
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.updates import how_often, stepped_apart
 from shardproof.verdict import Verdict
@@ -166,6 +169,7 @@ def _said(
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
         weighed_apart(judging.samples.get(ops[0], {}), judging.samples.get(ops[1], {}), names),
+        _backward(judging, ops, names, near or NEAR),
     )
     pointed = not any(measured)  # what may have made it is told where nothing was measured that did
     parts = (
@@ -178,8 +182,16 @@ def _said(
         _reduced(judging, session, ops, names) if pointed else "",
         _older(judging, session, ops, names, wrong) or rates or (parted if pointed and not counts_alone else ""),
         _shared(judging, session, ops, names, wrong),
+        side_by_side(judging, session, ops, names),
     )
     return " ".join(filter(None, parts))
+
+
+def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
+    """Which gradients the backward leaves otherwise. ops: as in `_how_often`. near: what counts as rounding."""
+    one, other = (judging.measured.get(op, {}) for op in ops)
+    counts = counts_of(other, judging.model_calls.get(ops[1], {}))
+    return backward_apart(one, other, names, counts, near)
 
 
 def _reduced(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
@@ -235,6 +247,8 @@ def _numbers(judging: Judging, ops: tuple[int, int], names: tuple[str, str], set
 def _rows(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
     """That two ways were given other numbers of rows in a step, or in one before it. ops: as in `_how_often`."""
     sessions = (session, judging.whole)
+    if judging.elements.get(ops[0], 0) == judging.elements.get(ops[1], 0):
+        return ""  # other cuts of the same
     steps = [op.iteration for op in session.ops if op.kind == "step" and op.index <= ops[0]]
     rows = [[judging.rows.get(judging.step(each, step), 0) for step in steps] for each in sessions]
     given = dict(zip(steps, zip(*rows, strict=True), strict=True))

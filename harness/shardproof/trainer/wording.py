@@ -21,6 +21,7 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE, ROLES, is_of_data
 from shardproof.trainer.files_hold import Written, nameless
 from shardproof.trainer.retyped import retyped
+from shardproof.trainer.telling import most_telling
 from shardproof.verdict import Verdict
 from shardproof.wording.waits import told_waits
 
@@ -88,7 +89,7 @@ def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResul
         built = BUILDING if "torch/utils/cpp_extension.py" in error.traceback else ""
         told = " ".join(filter(None, (f"The ranks did not come to an end{who}: {first}.", waits, built)))
         return ArmResult(name, Verdict.HANG.value, told, ())
-    told = f"{error.type} on {where}{who}{raised_by(error, trainer)}: {message_of(error)}{caused_by(error)}"
+    told = f"{error.type} on {where}{who}{raised_by(error, trainer)}: {message_of(error)}{caused_by(error, trainer)}"
     return ArmResult(name, Verdict.CRASH.value, told, ())
 
 
@@ -288,7 +289,7 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float, mo
     axis = first.partition("=")[0]
     what = f"{axis} must not matter, but {first} and {own} come to different values: {differ(found)}."
     of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
-    each = _of_each((of_data or found)[0], first, own)
+    each = _of_each(most_telling(of_data or found), first, own)
     return f"{what} {'The data differ: ' * bool(of_data)}{each}{told} Which of the two is right, this arm cannot tell."
 
 
@@ -423,7 +424,7 @@ def first_of(found: Sequence[Difference], against: str = "should be") -> str:
     Args:
         against: what stands in front of the expected one, as `in the fresh one`, which need not be right.
     """
-    one = found[0]
+    one = most_telling(found)
     what = _value(one)
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."

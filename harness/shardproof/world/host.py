@@ -94,11 +94,22 @@ def main(
         if where := _of_import(error):
             first = message.strip().partition("\n")[0]
             _give_up(control, f"{where}: {type(error).__name__}: {first}\n{shortened(text)}")
+        if ranks and (lacks := _unfit(device, scratch)):  # which is why a library's own warm-up fails
+            _give_up(control, f"ranks cannot run here: {lacks}")
         _give_up(control, f"{line}, while a server warmed up\n{shortened(text)}")
     wire.send(control, {"kind": "ready"})
     _serve(_Host(control))
     _leave(parent, scratch)
     os._exit(0)
+
+
+def _unfit(device: str, scratch: str) -> str:
+    """Why ranks cannot run on this machine at all; empty where they can."""
+    try:
+        rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
+    except rehearsal.UnfitError as error:
+        return str(error)
+    return ""
 
 
 def _of_import(error: BaseException) -> str:

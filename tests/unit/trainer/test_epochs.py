@@ -31,6 +31,16 @@ def test_what_a_resumed_run_has_lost(given: str, step: int, told: str) -> None:
     assert bool(told) == bool(found)
 
 
+def test_an_offset_that_is_applied_to_each_epoch() -> None:
+    steps = {0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c", 6: "a"}
+    assert other_place("c", 6, steps, 5) == (
+        "In the uninterrupted run step 6 is step 0 of epoch 2, and these are the samples of step 2 of an epoch, at "
+        "which place the resume began: what was skipped there is skipped in the new epoch again, so that the first 2 "
+        "of its steps never come."
+    )
+    assert "and these are the samples of step 2 of epoch" in other_place("c", 6, steps, 4)
+
+
 def test_a_save_in_the_first_epoch_leaves_later_ones_untried() -> None:
     assert "first epoch of the data, which ends with step 1: a resume in a later one" in first_epoch_alone(STEPS, 1)
     assert "first epoch of the data: a resume" in first_epoch_alone({0: "a", 1: "b"}, 0)

@@ -77,7 +77,11 @@ def test_targets_that_weigh_more_in_one_call_are_told() -> None:
     )
 
 
-@pytest.mark.parametrize("weights", [[(0.5, 0.5), (0.5,)], [(0.5,)], [(0.5, 0.5), ()], [(0.5, 0.25), (1.0,)]], ids=str)
+@pytest.mark.parametrize(
+    "weights",
+    [[(0.5, 0.5), (0.5,)], [(0.5,)], [(0.5, 0.5), ()], [(0.5, 0.25), (1.0,)], [(0.5, 0.5), (0.7,)]],
+    ids=str,
+)
 def test_nothing_is_told_of_targets_that_weigh_alike_or_each_by_itself(weights: list[tuple[float, ...]]) -> None:
     calls = {rank: [Call((), each, False)] for rank, each in enumerate(weights)}
     assert weighed_by_call(calls, 0) == ""
@@ -118,7 +122,7 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
         "the optimizer steps",
         "reduced: all_reduce of 6 numbers among ranks 0, 1 in bf16, once",
         "lr: 0.1, 0.2 in steps 0 to 1",
-        "weight_decay: 0.01 of 2 parameters, 1 of them vectors, such as b",
+        "weight_decay: 0.01 of 2 parameters, 1 of them vectors (b)",
     ]
 
 

@@ -64,6 +64,18 @@ def test_a_mistake_is_told(plain: dict[str, dict[str, Any]], what: str, verdict:
     assert sentence in failed(result)[arm]
 
 
+def test_what_a_step_does_is_measured(tmp_path: Path) -> None:
+    found = ran(tmp_path, "measured_steps", "--program", "arms 1 1 resumed")
+    assert failed(found[FIRST]) == {}
+    (gradients,) = (line for line in found[FIRST]["state"] if line.startswith("measured: step 0: gradients: "))
+    assert gradients.endswith(" and 0.1 when the optimizer steps")
+    assert "measured: step 0: order: 2 backwards, and 1 step of AdamW" in found[FIRST]["state"]
+    assert failed(found["what=own_norm"])["trains"].startswith("Between the backward and the optimizer each rank")
+    assert failed(found["what=window"])["resumed"].startswith(
+        "When the run saves, 4 parameters, such as 0.bias, have a gradient that no optimizer has stepped with yet, as "
+    )
+
+
 def test_a_stack_that_calls_cuda_runs_on_an_emulated_gpu_and_the_result_says_so(tmp_path: Path) -> None:
     (result,) = ran(tmp_path, "asks_for_cuda").values()
     assert (result["verdict"], failed(result)) == ("pass", {})

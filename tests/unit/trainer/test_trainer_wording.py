@@ -158,6 +158,8 @@ def test_one_rank_is_not_asked_of_a_trainer_that_cannot_be_built_there(tmp_path:
 
 
 CHAINED = """Traceback (most recent call last):
+  File "{file}", line 21, in update
+    loss.backward()
   File "/x/site-packages/torch/autograd/graph.py", line 829, in _engine_run_backward
     return Variable._execution_engine.run_backward(
 RuntimeError: grad can be implicitly created only for scalar outputs
@@ -184,7 +186,8 @@ def test_a_crash_has_all_lines_of_its_message_and_its_direct_cause(tmp_path: Pat
     crash = wording.of_failure(Session("resumed", ()), error, described(str(file))).sentence
     assert crash.endswith(
         "raised by stage_backward (pipelining/_backward.py, line 4): Failed to run stage backward: Stage output: 1; "
-        "caused by RuntimeError: grad can be implicitly created only for scalar outputs (autograd/graph.py, line 829)"
+        "caused by RuntimeError: grad can be implicitly created only for scalar outputs in _engine_run_backward "
+        "(autograd/graph.py, line 829), called in update (mine.py, line 21)"
     )
     told_already = replace(error, message="no: grad can be implicitly created only for scalar outputs")
     assert "caused by" not in wording.of_failure(Session("resumed", ()), told_already, described(str(file))).sentence

@@ -186,6 +186,7 @@ class Rank:
         within.enter_context(self.inputs.watched())
         within.enter_context(self.gradients.watched())
         within.enter_context(self.measured.watched())
+        self.measured.know(self.state.values())
         if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
             within.enter_context(self.calls.watched())
         return within
@@ -247,7 +248,7 @@ class Rank:
             yield self.inputs.record(op, self.context.rank)
         if self.gradients.seen:
             yield self.gradients.record(op, self.context.rank, state.parameters, state.frozen)
-        if self.measured.steps:
+        if self.measured.steps or self.measured.backwards:
             yield self.measured.record(op, self.context.rank, state.parameters)
         yield from self.collectives.records(op, self.context.rank)
         if self.described.alike:

@@ -48,7 +48,8 @@ class Given:
     """One call of a model. digest: of all that its first module was given. rows: of the first tensor of that. samples:
     a digest of each. gradients: of each at the model's output, its size, with a sign; empty until a backward came.
     came: whether one did. zeroed: the line that set what it made to zero before an optimizer stepped. weights: of the
-    targets of a cross-entropy, by which the loss weighs each. evaluates: whether the model's `training` is False."""
+    targets of a cross-entropy, by which the loss weighs each. evaluates: whether the model's `training` is False.
+    draws: whether random numbers were drawn in it. elements: of the first tensor that its first module was given."""
 
     digest: str
     rows: int
@@ -58,6 +59,8 @@ class Given:
     zeroed: str = ""
     weights: list[float] = field(default_factory=list)
     evaluates: bool = False
+    draws: bool = False
+    elements: int = 0
 
 
 class Inputs:
@@ -66,6 +69,7 @@ class Inputs:
     def __init__(self) -> None:
         self.given: list[Given] = []
         self._open = 0  # modules that are being called
+        self._random = torch.empty(0)  # the state of torch's generator when the outermost of them was
         self._seen = False  # whether the call of the model has its digest
         self._call: Given | None = None  # that of the model's call, if what it was given is data
         self._waiting: list[Given] = []  # calls whose gradients no optimizer has taken yet
@@ -87,7 +91,7 @@ class Inputs:
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
         calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed if self._steps else "", one.weights,
-                  one.evaluates] for one in self.given]  # fmt: skip
+                  one.evaluates, one.draws, one.elements] for one in self.given]  # fmt: skip
         data = json.dumps(calls).encode()
         self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
@@ -96,6 +100,8 @@ class Inputs:
         if not _is_forward():
             return
         self._seen = self._seen and bool(self._open)
+        if not self._open:
+            self._random = torch.get_rng_state()
         self._open += 1
 
     def _ends(self, called: nn.Module, args: Any, output: Any) -> None:
@@ -106,6 +112,7 @@ class Inputs:
             self._look(args, output)
         if self._call and not self._open:
             self._call.evaluates = not called.training
+            self._call.draws = not torch.equal(self._random, torch.get_rng_state())
             _follow(self._call, output)
             self._call = None
 
@@ -118,7 +125,8 @@ class Inputs:
         tensors = [*tensors_of(args)]
         if not any(tensor.requires_grad for tensor in tensors):  # computed from parameters: no data
             rows = tensors[0].shape[0] if tensors[0].ndim else 1
-            self._call = Given(digest, rows, _samples(tensors[0]) if 0 < rows <= MOST_SAMPLES else [])
+            samples = _samples(tensors[0]) if 0 < rows <= MOST_SAMPLES else []
+            self._call = Given(digest, rows, samples, elements=tensors[0].numel())
             self.given.append(self._call)
             self._waiting.append(self._call)
 

@@ -4,8 +4,9 @@ between the two, as by a clip, a loss scale, or a division by a count.
 Of each gradient two numbers are kept, right after the latest backward and right before the optimizer steps: the sum of
 its squares, and a sum that weighs every element otherwise. Where both say the same factor, it was multiplied by it.
 
-*Does not see* gradients that are not in `.grad`, as of engines that keep them elsewhere; the first step of a session,
-before which nobody knows which parameters an optimizer has; steps inside of a graph that `torch.compile` made.
+*Does not see* gradients that are not in `.grad`, as of engines that keep them elsewhere; the first step of an optimizer
+that is no attribute of the trainer, before which nobody knows its parameters; steps inside of a graph that
+`torch.compile` made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -74,13 +75,21 @@ class Measured:
             torch.autograd.backward = plain
             hook.remove()
 
+    def know(self, found: Iterable[object]) -> None:
+        """Take the parameters of the optimizers among some objects, so that the first step can be measured too."""
+        for optimizer in found:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                self._parameters |= _parameters_of(optimizer)
+
     def record(self, op: int, rank: int, parameters: Mapping[int, Held]) -> Record:
         """What was seen as a record that is not compared; what follows begins anew.
 
         Args:
             parameters: of modules, by identity.
         """
-        own = {key: names[0][0] for key, held in parameters.items() if len(names := held.names) == 1}
+        own = {key: _called(held) for key, held in parameters.items()}
+        now = self._sizes(self._parameters)
+        waiting = [key for key, size in now.items() if any(size) and size != self._last.get(key)]
         gradients = {
             own[key]: [*after, *before, not parameters[key].whole, self._copies(key)]
             for key, (after, before) in self.gradients.items()
@@ -89,6 +98,7 @@ class Measured:
         told = {
             "backwards": self.backwards, "steps": self.steps, "gradients": gradients,
             "stale": sorted(own[key] for key in self.stale if key in own),
+            "waiting": sorted(own[key] for key in waiting if key in own),
         }  # fmt: skip
         self._begin_anew()
         data = json.dumps(told).encode()
@@ -105,7 +115,7 @@ class Measured:
         if torch.compiler.is_compiling():
             return
         self.steps[type(optimizer).__name__] += 1
-        own = {id(parameter): ref(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        own = _parameters_of(optimizer)
         before = self._sizes(own)
         self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}
         self._last |= before
@@ -127,6 +137,16 @@ class Measured:
             return 1
         places = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
         return prod(size for placement, size in places if isinstance(placement, Replicate))
+
+
+def _called(held: Held) -> str:
+    """The name of a parameter, or of several that one flat one joins."""
+    (first, *_), *others = held.names
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, ReferenceType[torch.Tensor]]:
+    return {id(parameter): ref(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _size(gradient: torch.Tensor | None) -> Size | None:

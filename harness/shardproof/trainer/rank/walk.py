@@ -46,6 +46,10 @@ _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "_param_groups"
 """Attributes that `optimizers` reads."""
 
 
+_PIPELINING, _OF_STAGES = "torch.distributed.pipelining.", ("_stage", "_stages")
+"""A schedule of torch's pipelines, and a stage, hold buffers to receive into and what is under way; state are the
+modules of the stages alone."""
+
 _SPEAKS = frozenset({MODULE, SCHEDULER, SCALER, DATASET, LOADER})
 _ENTERED = frozenset({CONTAINER, OBJECT, OPTIMIZER, STATEFUL, *_SPEAKS})
 
@@ -176,6 +180,9 @@ def _entered(here: Met, found: Walk) -> Iterator[Met]:
 
 
 def _children(here: Met) -> Iterator[tuple[str, Any, str]]:
+    pipelined = type(here.value).__module__.startswith(_PIPELINING)
     for name, child in children_of(here.value):
+        if pipelined and name not in _OF_STAGES and kind_of(child, name) != MODULE:
+            continue
         if here.kind != OPTIMIZER or not (name in _OF_OPTIMIZERS or name.startswith("_optimizer_")):
             yield name, child, kind_of(child, name)

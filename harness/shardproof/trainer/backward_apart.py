@@ -1,0 +1,103 @@
+"""Which gradients a backward leaves in two ways to compute the same, before anything is clipped, and which an optimizer
+has: so that a clip, after which all of them differ, hides neither which ones it were nor by how much.
+
+*Verifies*: the lengths of the gradients of whole parameters, up to a thousandth. *Does not verify*: their directions,
+and parameters of which ranks have other gradients, or one of the ways has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isclose, sqrt
+
+from shardproof.trainer.measured import Call, OfStep
+from shardproof.trainer.scaled import NEAR
+
+MOST_TOLD = 4
+
+Ranks = Mapping[int, OfStep]
+
+
+def backward_apart(
+    one: Ranks, other: Ranks, names: tuple[str, str], counts: Mapping[str, int], near: float = NEAR
+) -> str:
+    """A sentence on the gradients of a step, before which both ways have the same parameters; empty where they are
+    alike, or where nothing was measured.
+
+    Args:
+        one, other: what each rank did in the step. names: of the ways. counts: what there is so and so often in the
+            step of the second, which a factor may be. near: up to which share lengths count as alike.
+    """
+    lengths = [(_lengths(one, after=after), _lengths(other, after=after)) for after in (True, False)]
+    factors = [{name: its[name] / mine[name] for name in mine if mine[name] and its.get(name)} for mine, its in lengths]
+    left, had = factors
+    if not left or left.keys() != had.keys():
+        return ""
+    apart = [name for name, factor in left.items() if not isclose(factor, 1, rel_tol=near)]
+    if not apart:
+        scaled = _one(had.values(), near)
+        if scaled is None or isclose(scaled, 1, rel_tol=near):
+            return ""
+        return (
+            f"The backward leaves gradients of the same length in both ways, and the optimizer has with {names[1]} "
+            f"{scaled:.4g} times what it has with {names[0]}: look at what scales gradients in between."
+        )
+    factor = _one((left[name] for name in apart), near)
+    times = f"{factor:.4g} times as long as with {names[0]}{_count(factor, counts, near)}" if factor else (
+        f"of another length than with {names[0]} ({_each(left, apart)})"
+    )  # fmt: skip
+    if len(apart) == len(left):
+        return f"The backward leaves every gradient with {names[1]} {times}."
+    which = ", ".join(apart[:MOST_TOLD]) + (f" and {len(apart) - MOST_TOLD} more" if len(apart) > MOST_TOLD else "")
+    return (
+        f"The backward leaves with {names[1]} the gradients of {len(apart)} of {len(left)} parameters {times}: "
+        f"{which}. Those of all others are as long in both ways; where they differ later, a norm over all makes it."
+    )
+
+
+def counts_of(ranks: Ranks, calls: Mapping[int, Sequence[Call]]) -> dict[str, int]:
+    """What a step has so and so often."""
+    own = calls.get(min(ranks), ()) if ranks else ()
+    rows = [len(call.rows) for call in own]
+    every = sum(len(call.rows) for each in calls.values() for call in each)
+    found = {
+        "ranks": len(ranks), "calls of the model on a rank": len(own),
+        "rows of a call": rows[0] if len({*rows}) == 1 else 0,
+        "rows of a rank": sum(rows), "rows of all ranks": every,
+        "targets of a rank": sum(len(call.weights) for call in own),
+        "targets of all ranks": sum(len(call.weights) for each in calls.values() for call in each),
+    }  # fmt: skip
+    return {name: number for name, number in found.items() if number > 1}
+
+
+def _lengths(ranks: Ranks, *, after: bool) -> dict[str, float]:
+    """The length of each parameter's whole gradient."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for step in ranks.values() for name in step.gradients):
+        own = [step.gradients[name] for step in ranks.values() if name in step.gradients]
+        squares = [(one.after if after else one.before)[0] for one in own]
+        if own[0].sharded:
+            found[name] = sqrt(sum(squares) / own[0].copies)
+        elif isclose(max(squares), min(squares), rel_tol=NEAR):
+            found[name] = sqrt(squares[0])
+    return found
+
+
+def _one(factors: Iterable[float], near: float) -> float | None:
+    """The number that all of the factors are, up to rounding; None where there are several."""
+    every = [*factors]
+    return every[0] if all(isclose(one, every[0], rel_tol=near) for one in every) else None
+
+
+def _count(factor: float, counts: Mapping[str, int], near: float) -> str:
+    """That a factor, or what it divides by, is the number of something."""
+    for text, number in (("", factor), ("one divided by ", 1 / factor)):
+        alike = [name for name, count in counts.items() if isclose(number, count, rel_tol=near)]
+        if alike:
+            return f", which is {text}the number of {' and of '.join(alike)}"
+    return ""
+
+
+def _each(factors: Mapping[str, float], apart: Sequence[str]) -> str:
+    told = ", ".join(f"{name} {factors[name]:.4g} times" for name in apart[:MOST_TOLD])
+    return f"{told}, and so on" if len(apart) > MOST_TOLD else told

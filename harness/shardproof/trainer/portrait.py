@@ -1,0 +1,44 @@
+"""What a step of a trainer does, as measured: of a cell's own run, and of two ways to compute the same."""
+
+from __future__ import annotations
+
+from shardproof.trainer.arms import MEASURED, Session
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.measured import REDUCED, portrait, rates_told
+
+
+def portrayed(judging: Judging) -> list[str]:
+    """Lines for the first step of the run without a break of which gradients were measured."""
+    steps = [op for op in judging.whole.ops if op.kind == "step" and judging.measured.get(op.index)]
+    measured = [op for op in steps if any(each.gradients for each in judging.measured[op.index].values())]
+    for op in (measured or steps)[:1]:
+        return [f"{MEASURED}: step {op.iteration}: {line}" for line in _lines(judging, judging.whole, op.index)]
+    return []
+
+
+def side_by_side(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """What a step does in two ways, where that is not alike; empty where it is.
+
+    Args:
+        session: of the other way. ops: of the other way, and of this cell's own. names: of both.
+    """
+    step = next((op.iteration for op in session.ops if op.index == ops[0] and op.kind == "step"), -1)
+    if step < 0 or not all(judging.measured.get(op) for op in ops):
+        return ""
+    one, other = _lines(judging, session, ops[0]), _lines(judging, judging.whole, ops[1])
+    apart = [
+        [line for line in own if line not in its and not line.startswith(REDUCED)]
+        for own, its in ((one, other), (other, one))
+    ]
+    if not all(apart):
+        return ""
+    first, second = ("; ".join(own) for own in apart)
+    return f"As measured in step {step} with {names[0]}: {first}. With {names[1]}: {second}."
+
+
+def _lines(judging: Judging, session: Session, op: int) -> list[str]:
+    rates = [rates_told(judging.at(each.index - 1)) for each in session.ops if each.kind == "step"]
+    return portrait(
+        judging.measured[op], judging.model_calls.get(op, {}), judging.collectives.get(op, {}), judging.at(op - 1),
+        rates if all(rates) else [],
+    )  # fmt: skip

@@ -1,0 +1,25 @@
+"""Which of many differences a sentence shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardproof.diff import Difference
+
+SMALL, LARGE = 4, 1024
+"""Units in the last place: what is as small as rounding, and what is far larger."""
+
+
+def most_telling(found: Sequence[Difference]) -> Difference:
+    """The first difference or, where that is a count by which torch warns or is as small as rounding, the first of the
+    same operation that is far larger."""
+    first = found[0]
+    small = first.kind == "bits" and (first.max_ulp or 0) <= SMALL
+    if not small and not _is_a_warning(first):
+        return first
+    larger = (one for one in found if one.key.op == first.key.op and one.kind == "bits" and not _is_a_warning(one))
+    return next((one for one in larger if not small or (one.max_ulp or 0) >= LARGE), first)
+
+
+def _is_a_warning(one: Difference) -> bool:
+    return one.key.fqn.endswith("._step_count")

@@ -132,6 +132,8 @@ class _Reading:
         last = [name for name in trainers if not any(name in self._bases(self.classes[n]) for n in trainers)]
         if len(last) != 1:
             allowed = "a file with one class that derives from shardproof.trainer.Trainer"
+            if self.classes and not last:
+                allowed += f", or the name of the class behind a colon where its base has another name: {FORM}:CLASS"
             if last:
                 allowed += f", or the name of one of its {len(last)} behind a colon: {', '.join(last)}"
             form = f"{FORM}:{last[0]}" if last else "class Mine(Trainer): ..."

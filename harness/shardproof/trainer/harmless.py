@@ -82,8 +82,8 @@ def beside_random_states(
     own = {(one.key.role, one.key.fqn) for one in found}
     *early, last = [op.index for op in session.ops if op.kind == "step"] or [-1]
     random = all(role in OF_A_RANK for role, _ in own)
-    of_data = all(map(_is_of_a_loader, own))
-    if not early or not own or not (random or of_data) or found[0].key.op >= last:
+    beside = all(role in OF_A_RANK or _is_of_a_loader((role, name)) for role, name in own)
+    if not early or not own or not beside or found[0].key.op >= last:
         return found, []
     every = own | {(key.role, key.fqn) for key in judging.observed if key.role in OF_A_RANK}
     between, looked_at = judging.between, judging.looked_at

@@ -43,6 +43,7 @@ from shardproof.trainer.scaled import CHANGED, in_common, scaled
 from shardproof.trainer.streams import of_streams
 
 HALVES = ("bf16", "fp16")
+FP32 = "fp32"
 
 
 def mechanism(found: Sequence[Difference], between: Between) -> str:
@@ -112,25 +113,40 @@ def _through(value: Value, half: str) -> npt.NDArray[np.generic]:
 
 
 def _exchanged(pairs: Sequence[Pair], between: Between) -> str:
-    sources = [_source(pair, between) for pair in pairs]
-    (role, name), source = pairs[0].name, sources[0]
-    if source is None or not all(sources):
+    telling = [pair for pair in pairs if distinct(as_bits(pair.observed)) >= DISTINCT]
+    sources = [(pair.name, _source(pair, between)) for pair in telling]
+    found = [(name, source) for name, source in sources if source is not None]
+    if not found or len(found) < MOST_OF * len(telling):
         return ""
+    (role, name), (source, half) = found[0]
+    more = f", rounded to {half}" if half else ""
+    more += f" ({len(found)} of {len(telling)} tensors)" if len(found) < len(telling) else ""
     if source[0] == role and source[1] != name and without_rank(source[1]) == without_rank(name):
         return (
             f"Ranks have each other's values: {name} has that of {source[1]}. What every rank has of its own is saved, "
             "or loaded, under one name for all: give each rank's a name of its own, or the tensor its place."
         )
     if source[0] == role:
-        return f"The values are those of other tensors: {name} has that of {source[1]}."
-    return f"The values are those of other tensors: {role} of {name} has its {source[0]}."
+        return f"The values are those of other tensors: {name} has that of {source[1]}{more}."
+    return f"The values are those of other tensors: {role} of {name} has its {source[0]}{more}."
 
 
-def _source(pair: Pair, between: Between) -> Name | None:
-    """Which tensor has the observed value: one of the same role, or of the same parameter."""
+def _source(pair: Pair, between: Between) -> tuple[Name, str] | None:
+    """Which tensor has the observed value, and the dtype that it was rounded to on the way: one of the same role, or of
+    the same parameter."""
     role, name = pair.name
-    alike = (key for key, value in between.expected.items() if value == pair.observed and key != pair.name)
-    return next((key for key in alike if key[0] == role or (key[1] == name and key[0] in ALIKE_ROLES)), None)
+    beside = {key: value for key, value in between.expected.items()
+              if key != pair.name and (key[0] == role or (key[1] == name and key[0] in ALIKE_ROLES))}  # fmt: skip
+    for key, value in beside.items():
+        if value == pair.observed:
+            return key, ""
+    floats = {
+        key: value for key, value in beside.items()
+        if value.dtype == pair.observed.dtype == FP32 and value.shape == pair.observed.shape
+    }  # fmt: skip
+    rounded = ((key, half) for half in HALVES for key, value in floats.items()
+               if _same(pair.observed, _through(value, half)))  # fmt: skip
+    return next(rounded, None)
 
 
 def _still(pairs: Sequence[Pair], between: Between) -> str:

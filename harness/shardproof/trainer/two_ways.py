@@ -160,7 +160,9 @@ def _said(
         )
     one, other = (judging.calls.get(op, {}) for op in ops)
     near = 0.0 if exactly else HALF if half else ROUNDING
-    parted = where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near)
+    parted = (
+        where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near) if _same_data(judging, ops) else ""
+    )
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     measured = (
@@ -185,6 +187,12 @@ def _said(
         side_by_side(judging, session, ops, names),
     )
     return " ".join(filter(None, parts))
+
+
+def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:
+    """Whether each rank's model was given the same in both ways, so far as anybody knows. ops: as in `_how_often`."""
+    one, other = (judging.given.get(op, {}) for op in ops)
+    return not one or not other or one == other
 
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:

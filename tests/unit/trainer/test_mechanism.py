@@ -79,6 +79,23 @@ def test_values_of_other_tensors() -> None:
     assert told({**RIGHT, **swapped}) == "The values are those of other tensors: a has that of b."
 
 
+def test_values_of_other_tensors_that_were_rounded_on_the_way() -> None:
+    found = told({**RIGHT, "param a": RIGHT["param b"].astype(np.float16).astype(np.float32)})
+    assert found == "The values are those of other tensors: a has that of b, rounded to fp16."
+
+
+def test_most_of_the_values_are_those_of_other_tensors() -> None:
+    right = {f"param {side}{number}": RNG.standard_normal((4, 6), np.float32) for side in "ab" for number in range(5)}
+    wrong = {name: right[f"param b{name[-1]}"] for name in right}
+    wrong["param a4"] = right["param a4"] + 1
+    differences = [Difference(Key(3, "live", *key), "bits", total=24, mismatched=24)
+                   for key, value in values(wrong).items() if value != values(right)[key]]  # fmt: skip
+    between = Between(values(right), values(wrong), {}, 2)
+    assert mechanism(differences, between).startswith(
+        "The values are those of other tensors: a0 has that of b0 (4 of 5 tensors)."
+    )
+
+
 def test_values_of_the_same_parameter() -> None:
     swapped = {f"{role} {name}": RIGHT[f"{other} {name}"] for name in ("a", "b")
                for role, other in (("param", "exp_avg"), ("exp_avg", "param"))}  # fmt: skip

@@ -57,6 +57,7 @@ class ExitStatus(IntEnum):
     USAGE = 2
     HARNESS = 3
     NOTHING_RUN = 4
+    INTERRUPTED = 130
 
 
 def merge(verdicts: Iterable[Verdict]) -> Verdict:

@@ -169,7 +169,7 @@ def run_strikes(
     keep(out, (one.result for one in found))
     print(table(found))
     write_json(json_file, {"struck": [one.detailed for one in found]})
-    return 130 if cut_off else ExitStatus.OK
+    return ExitStatus.INTERRUPTED if cut_off else ExitStatus.OK
 
 
 def strike(

@@ -110,10 +110,20 @@ def explore(
     shardproof explore reference --examples 20000 --budget-s 3600
     shardproof explore torch-fsdp2 --budget-s 600 --seed 7
 
-    Exit status: 0 nothing fails, 1 something does, 2 bad input, 3 something is unknown, 4 nothing could be run.
+    Exit status: 0 nothing fails, 1 something does, 2 bad input, 3 something is unknown, 4 nothing could be run;
+    130 interrupted, with what was found so far.
     """
-    from shardproof.investigate.explore import Explorer, report_of, require_hypothesis, simplest, status_of, to_json
+    from shardproof.investigate.explore import (
+        Explorer,
+        progress_of,
+        report_of,
+        require_hypothesis,
+        simplest,
+        status_of,
+        to_json,
+    )
     from shardproof.laboratory.laboratory import Laboratory
+    from shardproof.report.progress import NowAndThen
     from shardproof.report.publish import publish, write_json
     from shardproof.report.text import render_brief, scenario_file, wants_colour
 
@@ -123,16 +133,17 @@ def explore(
     preflight.use_clones(clones)
     require_faults(set(faults))
     arguments.require_output_files(None, json=json_file)
-    issues = arguments.shipped_issues()
+    issues, told = arguments.shipped_issues(), NowAndThen(sys.stderr)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         explorer = Explorer(
             system, lambda scenario: laboratory.examine_one(scenario, confirm=False),
             seed=seed, budget_s=budget_s, examples=examples, faults=faults,
             known=lambda result: bool(issues.match(result)),
-            on_failure=lambda line: print(line, file=sys.stderr, flush=True),
+            on_failure=told.say, on_scenario=lambda found, left_s: told.now_and_then(progress_of(found, left_s)),
         )  # fmt: skip
         found = explorer.run()
-        results = [simplest(result, laboratory, explorer.left_s) for result in found.failures.values()]
+        left_s = 0.0 if found.interrupted else explorer.left_s
+        results = [simplest(result, laboratory, left_s) for result in found.failures.values()]
     for result in results:
         file = arguments.writable_folder(out) / f"explored-{result.id}.toml"
         publish(file, scenario_file(result, f"Found by shardproof explore {system} --seed {seed}"))
@@ -140,7 +151,7 @@ def explore(
         print(f"  replay: {arguments.run_again(str(file))}\n")
     print(report_of(system, found, seed))
     write_json(json_file, to_json(found, results))
-    return status_of(found, results)
+    return ExitStatus.INTERRUPTED if found.interrupted else status_of(found, results)
 
 
 @click.command()
@@ -338,7 +349,7 @@ def bisect(
     subjects = {version: search.subject(package, version) for version in (found.before, found.after)}
     print(render_finding(found, subjects, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
     write_json(json_file, found.to_json())
-    return 130 if found.interrupted else ExitStatus.OK
+    return ExitStatus.INTERRUPTED if found.interrupted else ExitStatus.OK
 
 
 @click.command("cures")

@@ -49,7 +49,7 @@ def entry(words: Sequence[str]) -> int:
         options.require_words(tuple(words))
         status = cli.main(args=list(words), prog_name="shardproof", standalone_mode=False)
     except click.exceptions.Abort:
-        return 130
+        return ExitStatus.INTERRUPTED
     except SystemExit as ended:  # click's: a completion has been told, or, with 1, the reader of a pipe has gone
         if completion.VARIABLE in os.environ or ended.code != 1:
             return int(ended.code or 0)
@@ -225,7 +225,7 @@ def run(
         print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
     if outcome.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
-        return 130
+        return ExitStatus.INTERRUPTED
     return outcome.status
 
 

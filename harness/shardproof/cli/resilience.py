@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shardproof.resilience.run import ResilienceOutcome
 
 TRIALS = 400
-INTERRUPTED = 130
 OF_BOTH = ("trials", "seed", "trial", "deadline_s", "out", "json_file")
 
 
@@ -110,7 +109,7 @@ def _reported(
     if outcome.interrupted:
         again = "the same command goes on from here" if folder else "with --out DIR, the same command would go on"
         print(f"interrupted: {again}", file=sys.stderr)
-        return INTERRUPTED
+        return ExitStatus.INTERRUPTED
     return scorecard.exit_status(document)
 
 

@@ -97,7 +97,7 @@ def trainer(
         print(f"== {file}", flush=True)
         statuses.append(_examined(file, replace(asked, out=asked.out / name if asked.out else None)))
         registry.forget(described(file).system)  # the next may require another release of the same package
-        if statuses[-1] == INTERRUPTED:
+        if statuses[-1] == ExitStatus.INTERRUPTED:
             break
         print()
     return _worst(statuses)
@@ -127,7 +127,6 @@ class Asked:
     quiet: bool
 
 
-INTERRUPTED = 130
 OF_BOTH = ("deadline_s", "out", "json_file", "quiet")
 
 
@@ -149,7 +148,7 @@ def _examined_command(
 def _worst(statuses: Sequence[int]) -> int:
     """The exit status of several runs: a failure before what the harness could not do, and nothing run only where that
     is true of all."""
-    order = (INTERRUPTED, ExitStatus.FAILURE, ExitStatus.HARNESS, ExitStatus.OK)
+    order = (ExitStatus.INTERRUPTED, ExitStatus.FAILURE, ExitStatus.HARNESS, ExitStatus.OK)
     return next((status for status in order if status in statuses), max(statuses))
 
 
@@ -215,7 +214,7 @@ def _examined(file: str, asked: Asked) -> int:
     print(f"report: {ended.page}")
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
-        return INTERRUPTED
+        return ExitStatus.INTERRUPTED
     if not asked.quiet and (hint := lead_to_alike(found)):
         print(hint)
     return ended.status

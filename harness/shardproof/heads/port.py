@@ -158,7 +158,7 @@ class Port:
         """130 after Ctrl-C; 3 where something of ours does not fit, since nothing behind it can be believed; 1 where
         something fails that no entry explains; 0 otherwise."""
         if self.interrupted:
-            return 130
+            return ExitStatus.INTERRUPTED
         if self.misfits:
             return ExitStatus.HARNESS
         return ExitStatus.FAILURE if self.new else ExitStatus.OK

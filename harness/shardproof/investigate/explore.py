@@ -64,7 +64,7 @@ class Explored:
 
     drawn: how many different scenarios were examined. programs: the different programs that they have. refused: how
     many more were drawn, and refused by the system, or would have shown nothing. failures: the simplest result of each
-    signature. ended: whether the time was up before the number was reached.
+    signature. ended: whether the time was up before the number was reached. interrupted: whether the user did.
     """
 
     drawn: int = 0
@@ -72,6 +72,7 @@ class Explored:
     programs: set[str] = field(default_factory=set)
     failures: dict[str, Result] = field(default_factory=dict)
     ended: bool = False
+    interrupted: bool = False
 
 
 def program_of(
@@ -160,6 +161,7 @@ class Explorer:
         system: `NAME[@VERSION]`. examine: the result of a scenario. seed: of everything that is drawn. budget_s:
             when to end. examples: how many scenarios to examine at most. faults: planted in each of them.
         known: whether a failure is none to be found. on_failure: is called with a line for every new failure.
+        on_scenario: is called with what was found so far, and the seconds that are left, after each scenario.
     """
 
     def __init__(
@@ -173,23 +175,28 @@ class Explorer:
         faults: Sequence[str] = (),
         known: Callable[[Result], bool] = lambda result: False,
         on_failure: Callable[[str], None] = lambda line: None,
+        on_scenario: Callable[[Explored, float], None] = lambda found, left_s: None,
     ) -> None:
         self._base = _walk(system)
         self._values = _values(self._base)
         self._left_out = _left_out(system)
         self._drawn = {word for scenario in self._base for word in operations(scenario.program)}
         self._examine, self._seed, self._faults, self._on_failure = examine, seed, tuple(faults), on_failure
+        self._on_scenario = on_scenario
         self._known = known
         self._examples, self._until = examples, time.monotonic() + budget_s
         self._results: dict[Scenario, Result | None] = {}
         self.found = Explored()
 
     def run(self) -> Explored:
-        """Draw until the number or the time is spent."""
+        """Draw until the number or the time is spent, or until the user interrupts it."""
         number = 0
-        while not self._over():
-            self._round(number)
-            number += 1
+        try:
+            while not self._over():
+                self._round(number)
+                number += 1
+        except KeyboardInterrupt:
+            self.found.interrupted = True
         self.found.ended = self._examples is not None and self.found.drawn < self._examples
         return self.found
 
@@ -252,6 +259,7 @@ class Explorer:
         elif not shrinking:
             self.found.drawn += 1
             self.found.programs.add(scenario.program)
+            self._on_scenario(self.found, self.left_s)
         return self._results[scenario]
 
     def _scenarios(self) -> SearchStrategy[Scenario]:
@@ -342,11 +350,17 @@ def simplest(result: Result, laboratory: Laboratory, left_s: float) -> Result:
     ).result
 
 
+def progress_of(found: Explored, left_s: float) -> str:
+    """How far an exploration is, in a line."""
+    failures = len(found.failures)
+    return f"{found.drawn} scenarios, {failures} failure{'s' * (failures != 1)}, {left_s:.0f} s left"
+
+
 def report_of(system: str, found: Explored, seed: int) -> str:
     """The outcome in a line."""
     failures = len(found.failures)
     outcome = f"{failures} failure{'s' * (failures > 1)}" if failures else "none fails"
-    early = ", the time was up" if found.ended else ""
+    early = ", interrupted" if found.interrupted else ", the time was up" if found.ended else ""
     tried = f"{found.drawn} scenarios with {len(found.programs)} programs, seed {seed}{early}"
     return f"{system}: {tried}: {outcome}"
 

@@ -129,6 +129,11 @@ class NowAndThen:
             print(text, file=self._stream, flush=True)
         self._said = self._clock()
 
+    def now_and_then(self, text: str) -> None:
+        """Print a line where nothing was said for `SILENT_S`."""
+        if self._clock() - self._said >= SILENT_S:
+            self.say(text)
+
     def before(
         self, word: str, examine: Callable[[Scenario], Result], *, always: bool = False
     ) -> Callable[[Scenario], Result]:

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardproof.errors import UsageError
-from shardproof.investigate.explore import JOINS, Explored, Explorer, program_of, report_of, status_of, to_json
+from shardproof.investigate.explore import (
+    JOINS,
+    Explored,
+    Explorer,
+    program_of,
+    progress_of,
+    report_of,
+    status_of,
+    to_json,
+)
 from shardproof.laboratory.judge import ResolvedScenario, run_reference
 from shardproof.program import KINDS, operations, require_telling
 from shardproof.protocol.registry import system_named
@@ -165,6 +174,23 @@ def test_without_time_nothing_is_run() -> None:
     assert (found.drawn, found.ended) == (0, True)
     assert status_of(found, []) is ExitStatus.NOTHING_RUN
     assert "the time was up" in report_of("reference", found, 0)
+
+
+def test_what_was_found_is_kept_when_the_user_interrupts() -> None:
+    told: list[str] = []
+
+    def third(scenario: Scenario) -> Result:
+        if len(told) == 2:
+            raise KeyboardInterrupt
+        return examine(scenario)
+
+    found = Explorer(
+        "reference", third, budget_s=600, on_scenario=lambda found, left_s: told.append(progress_of(found, left_s))
+    ).run()
+    assert found.interrupted
+    assert found.drawn == 2
+    assert told[-1].startswith("2 scenarios, 0 failures, ")
+    assert ", interrupted: none fails" in report_of("reference", found, 0)
 
 
 def test_a_system_without_a_walk() -> None:

@@ -18,7 +18,6 @@ from shardproof.trainer.command.page import page_of
 from shardproof.trainer.command.runs import Runs, on_stderr
 from shardproof.verdict import ExitStatus, Verdict, exit_status
 
-INTERRUPTED = 130
 RESULTS = "results.json"
 
 
@@ -50,7 +49,7 @@ def examine(asked: AskedCommand, out: Path, deadline_s: float, json_file: Path |
         publish(out / INDEX, page_of(document, judging.differing))
         if interrupted:
             print("interrupted: the same command resumes the run", file=sys.stderr)
-            return INTERRUPTED
+            return ExitStatus.INTERRUPTED
         verdict = text.verdict_of(arms)
         if verdict is Verdict.PASS:
             runs.forget()

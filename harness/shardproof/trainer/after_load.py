@@ -96,14 +96,15 @@ class Loaded:
 
 
 def of_resumed(
-    found: Sequence[Difference], loaded: Loaded, *, after_load: bool, disagreed: Collection[Name] = (), data: str = ""
-) -> str:
+    found: Sequence[Difference], loaded: Loaded, *, after_load: bool, disagreed: Collection[Name] = (), data: str = "",
+    step: int = -1,
+) -> str:  # fmt: skip
     """What a resumed run has lost.
 
     Args:
         after_load: whether it differs right after the load already. disagreed: what ranks that should have
             the same do not have alike then, so that it was compared as one rank has it. data: which other data the
-            step was given, as a sentence (`shardproof.trainer.given`).
+            step was given, as a sentence (`shardproof.trainer.given`). step: the number of the step; -1 of none.
     """
     if not found:
         return ""
@@ -119,7 +120,7 @@ def of_resumed(
         equal = "After the load what a step computes with is equal, but after a step" if data else (
             "After the load all is equal, but after a step"
         )  # fmt: skip
-        when = "After the first step of the resumed run" if unseen else equal
+        when = f"After {'a step' if step < 0 else f'step {step}'} of the resumed run" if unseen else equal
         return f"{when} {differ(found)} from the run that went on without a break. {data or first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")
     if loaded.restores_nothing(found):

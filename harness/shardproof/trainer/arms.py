@@ -44,7 +44,7 @@ from shardproof.trainer.described import Described
 
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
 STOPPED, SECOND_RESUME = "stopped", "second resume"
-TRAINS = "trains"
+TRAINS, KEYS, ENDS = "trains", "keys", "ends"
 OTHER, ALTERED = "other mesh", "altered"
 SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, STOPPED, SECOND_RESUME, USED, OTHER, ALTERED, ALIKE)
 """Names of sessions, the last three with a mesh or an axis behind them."""

@@ -62,6 +62,11 @@ def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int 
     return f"{here} step {place} of epoch {epoch}."
 
 
+def length_of(steps: OfSteps) -> int:
+    """How many steps the first epoch has; 0 where a run does not come to its end."""
+    return next((step for step, (epoch, _) in sorted(epochs_of(steps).items()) if epoch), 0)
+
+
 def first_epoch_alone(steps: OfSteps, saved: int) -> str:
     """A note that the save lies in the first epoch, so that a resume in a later one is not tried; empty where it does
     not, or where nobody knows what the steps were given.
@@ -72,8 +77,11 @@ def first_epoch_alone(steps: OfSteps, saved: int) -> str:
     places = epochs_of(steps)
     if not all(steps.values()) or places.get(saved, (1, 0))[0]:
         return ""
-    ends = next((f", which ends with step {step - 1}" for step, (epoch, _) in sorted(places.items()) if epoch), "")
+    length = length_of(steps)
+    ends = f", which ends with step {length - 1}" if length else ""
+    before, after = (length + max(1, length // 2), length) if length else (8, 8)
+    would = "would try it" if length else "may try it, and so may a shorter data set"
     return (
         f"the save comes in the first epoch of the data{ends}: a resume in a later one is not tried, where another "
-        "order or another place may be lost; more `steps`, or a shorter data set, would try it"
+        f"order or another place may be lost; `--program 'arms {before} {after}'` {would}"
     )

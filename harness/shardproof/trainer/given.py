@@ -7,6 +7,7 @@ says whose data they are, and so do digests of what its first module was given (
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
@@ -37,21 +38,23 @@ def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
 def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
     """Operation → how many rows of data the models of all ranks were given; what several ranks have alike counts once,
     as it does in the gradient of ranks that share a tensor out."""
-    given: dict[int, dict[str, int]] = {}
-    for record in records:
-        if record.role == GIVEN:
-            given.setdefault(record.op, {}).update({call[0]: call[1] for call in json.loads(record.data)})
-    return {op: sum(rows.values()) for op, rows in given.items()}
+    return _in_all(records, 1)
 
 
 def elements_by_op(records: Iterable[Record]) -> dict[int, int]:
     """Operation → how many elements of data the models of all ranks were given; what several ranks have alike counts
     once."""
-    given: dict[int, dict[str, int]] = {}
+    return _in_all(records, -1)
+
+
+def _in_all(records: Iterable[Record], place: int) -> dict[int, int]:
+    """Operation → the sum of a number of each call, by its place in a record; a call of several ranks counts once."""
+    given: dict[int, Counter[tuple[str, int]]] = {}
     for record in records:
         if record.role == GIVEN:
-            given.setdefault(record.op, {}).update({call[0]: call[-1] for call in json.loads(record.data)})
-    return {op: sum(elements.values()) for op, elements in given.items()}
+            given.setdefault(record.op, Counter())
+            given[record.op] |= Counter((call[0], call[place]) for call in json.loads(record.data))
+    return {op: sum(number * often for (_, number), often in calls.items()) for op, calls in given.items()}
 
 
 def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str, str], *, alike: bool) -> str:

@@ -67,6 +67,26 @@ def why_still(names: Sequence[str], seen: OfParameters) -> str:
     return _SUSPECTS.get(min(words), "") if len(words) == 1 else ""
 
 
+def why_each(names: Sequence[str], seen: OfParameters) -> str:
+    """Why parameters do not move, each reason with those that it holds for; empty where no optimizer was seen."""
+    if not any(seen.values()):
+        return ""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(seen.get(name, ""), []).append(name)
+    if len(groups) == 1 and (why := why_still(names, seen)):
+        return why
+    told = [f"{_SUSPECTS.get(word) or NOBODY_STEPS} ({_few(each)})" for word, each in groups.items()]
+    return "; ".join(told) if len(groups) > 1 else NOBODY_STEPS
+
+
+NOBODY_STEPS = "no param group of an optimizer that stepped has them"
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+
+
 def reached_apart(first: OfParameters, own: OfParameters, names: tuple[str, str]) -> str:
     """A sentence about parameters that a gradient reaches in only one of two ways; empty where there are none.
 

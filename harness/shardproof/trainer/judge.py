@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from shardproof.diff import Difference, diff
@@ -68,7 +69,7 @@ from shardproof.trainer.notes import (
 )
 from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
-from shardproof.trainer.portrait import portrayed
+from shardproof.trainer.portrait import end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
 from shardproof.trainer.trains import all_seen, trains
@@ -117,7 +118,7 @@ class Judge(Judging):
         self._twice()
         self._tied()
         trains(self)
-        self.notes += portrayed(self)
+        self.notes += [*portrayed(self), *(end_of(self) if WHOLE not in self.failures else [])]
         self._twin()
         self._unsaved()
         self._cut()
@@ -150,6 +151,7 @@ class Judge(Judging):
     def _twice(self) -> None:
         whole, twice = self.whole, self.named(TWICE)
         if self.ended(whole):
+            self._ends_after_the_save()
             return
         if twice is None:
             self.found.append(ArmResult(WHOLE, Verdict.PASS.value, "", ()))
@@ -170,6 +172,13 @@ class Judge(Judging):
             self.unsteady |= new
         if not self.unsteady:
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
+
+    def _ends_after_the_save(self) -> None:
+        """Say that the same steps come to their end where nothing is saved."""
+        error, save, unsaved = self.failures[WHOLE], self.whole.first("save"), self.named(UNSAVED)
+        ends = unsaved is not None and unsaved.name not in self.failures and unsaved.ops[-1].index in self._by_op
+        if (error.op or 0) > save >= 0 and ends:
+            self.found[-1] = replace(self.found[-1], sentence=f"{self.found[-1].sentence}. {wording.WITHOUT_SAVE}")
 
     def _tied(self) -> None:
         """Look for names that the trainer calls one parameter, and that are two after some operation."""
@@ -244,7 +253,9 @@ class Judge(Judging):
                          if op.kind == "step" and op.index > self.saved])  # fmt: skip
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
         data = self.data_of(resumed, found)
-        sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data)
+        sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data,
+                              step=next((op.iteration for op in resumed.ops if found and op.index == found[0].key.op
+                                         and op.kind == "step"), -1))  # fmt: skip
         if at_load and around.left_alone(found):
             sentence = f"{sentence}{self._under_other_names(found)}"
         elif at_load:
@@ -254,7 +265,8 @@ class Judge(Judging):
         unseen = self.idle | self.seeded_anew
         notes += [*more, *([idle(unseen)] if unseen else [])]
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
-        waits = "" if at_load or not found else waiting_at(self, self.whole, self.saved)
+        saves = self.named(CUT) or self.whole
+        waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
         sentence = " ".join(filter(None, (waits, sentence)))
         early = first_epoch_alone(self.samples_of_steps, self.before - 1) if self.loads_data and not found else ""
         notes += [early] if early else []

@@ -352,8 +352,8 @@ class Judging:
 
     @property
     def loads_data(self) -> bool:
-        """Whether a loader hangs on the trainer."""
-        return any(note.startswith("found: ") and ": loader, " in note for note in self.notes)
+        """Whether a loader hangs on the trainer, or an iterator of which nobody knows where it is."""
+        return any(note.startswith(("found: ", "hidden: ")) and ": loader, " in note for note in self.notes)
 
     def data_repeat(self, session: Session) -> str:
         """A note on data that a session is given again in the same order."""

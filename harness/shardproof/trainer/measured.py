@@ -151,7 +151,7 @@ def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
     if len(each) < 2 or len(each) < len(by_call) or _near(each.values()):
         return ""
     if not _near(weight * len(by_call[place]) for place, weight in each.items()):
-        return ""  # by something else than a count of the call
+        return _by_rank(each, by_call, step)
     told = ", ".join(
         f"{_targets(len(by_call[place]))} of call {place[1] + 1} on rank {place[0]} {weight:.4g} each"
         for place, weight in [*each.items()][:MOST_TOLD]
@@ -160,6 +160,25 @@ def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
     return (
         f"in step {step} the loss weighs {told}{more}: it is a mean in each call, so that a target counts more where "
         "there are few; one mean over all targets of the step needs their number on all ranks and in all calls"
+    )
+
+
+def _by_rank(
+    each: Mapping[tuple[int, int], float], targets: Mapping[tuple[int, int], Sequence[float]], step: int
+) -> str:
+    """A note that the loss is a mean on each rank, whose targets weigh the same in all however many there are; empty
+    where it is not."""
+    weights, numbers = dict[int, float](), dict[int, int]()
+    for place, weight in each.items():
+        if not _near((weights.setdefault(place[0], weight), weight)):
+            return ""
+        numbers[place[0]] = numbers.get(place[0], 0) + len(targets[place])
+    if len({*numbers.values()}) < 2 or not _near(weights[rank] * number for rank, number in numbers.items()):
+        return ""
+    told = ", ".join(f"{_targets(numbers[rank])} of rank {rank} {weights[rank]:.4g} each" for rank in numbers)
+    return (
+        f"in step {step} the loss weighs {told}: it is a mean on each rank, so that a target counts more where a rank "
+        "has few; one mean over all targets of the step needs their number on all ranks"
     )
 
 

@@ -34,6 +34,7 @@ from shardproof.diagnosis.arrangement import DISTINCT, distinct, exchanged_dims,
 from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.every_mesh import ALIKE_ROLES, Name, without_rank
 from shardproof.trainer.gradients import GRADIENT, are_frozen, why_still
 from shardproof.trainer.pairs import Between, Pair
@@ -41,6 +42,7 @@ from shardproof.trainer.rates import ZERO, of_rates, rates_in
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.scaled import CHANGED, in_common, scaled
 from shardproof.trainer.streams import of_streams
+from shardproof.trainer.wording import called
 
 HALVES = ("bf16", "fp16")
 FP32 = "fp32"
@@ -128,15 +130,18 @@ def _exchanged(pairs: Sequence[Pair], between: Between) -> str:
         )
     if source[0] == role:
         return f"The values are those of other tensors: {name} has that of {source[1]}{more}."
-    return f"The values are those of other tensors: {role} of {name} has its {source[0]}{more}."
+    if source[1] == name:
+        return f"The values are those of other tensors: {role} of {name} has its {source[0]}{more}."
+    return f"The values are those of other tensors: {role} of {name} has that of {called(*source)}{more}."
 
 
 def _source(pair: Pair, between: Between) -> tuple[Name, str] | None:
-    """Which tensor has the observed value, and the dtype that it was rounded to on the way: one of the same role, or of
-    the same parameter."""
+    """Which tensor has the observed value, and the dtype that it was rounded to on the way: one of the same role, or
+    of the same parameter, where there is one."""
     role, name = pair.name
-    beside = {key: value for key, value in between.expected.items()
-              if key != pair.name and (key[0] == role or (key[1] == name and key[0] in ALIKE_ROLES))}  # fmt: skip
+    alike = {key: value for key, value in between.expected.items()
+             if key != pair.name and key[0] in (*ALIKE_ROLES, role, EXTRA_STATE)}  # fmt: skip
+    beside = dict(sorted(alike.items(), key=lambda one: (one[0][0] != role, one[0][1] != name)))
     for key, value in beside.items():
         if value == pair.observed:
             return key, ""
@@ -267,8 +272,8 @@ def _some(pairs: Sequence[Pair], between: Between) -> str:
     few = f"{', '.join(right[:3])}{', …' if len(right) > 3 else ''}"
     if every[-len(right) :] == right:
         return (
-            f"{told}, and {few}, last in the model, the right ones: look at the gradient that the backward hands on "
-            f"from {right[0]} to what is before it."
+            f"{told}, and {few}, registered last in the model, the right ones: look at the gradient that the backward "
+            f"hands on from {right[0]} to what is before it."
         )
     return f"{told}, and {few} the right ones: look at what the backward does to those alone."
 

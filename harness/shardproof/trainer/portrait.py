@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from shardproof.trainer.arms import MEASURED, Session
+import hashlib
+
+from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.measured import REDUCED, portrait, rates_told
+from shardproof.trainer.rounding import PARAMS
 
 
 def portrayed(judging: Judging) -> list[str]:
@@ -14,6 +17,17 @@ def portrayed(judging: Judging) -> list[str]:
     for op in (measured or steps)[:1]:
         return [f"{MEASURED}: step {op.iteration}: {line}" for line in _lines(judging, judging.whole, op.index)]
     return []
+
+
+def end_of(judging: Judging) -> list[str]:
+    """A line that is the same for two cells whose parameters are so, bit for bit, after every step."""
+    found = hashlib.sha256()
+    for op in judging.whole.ops:
+        values = judging.at(op.index)
+        for role, name in sorted(values):
+            if role == PARAMS:
+                found.update(name.encode() + values[role, name].data)
+    return [f"{ENDS}: {found.hexdigest()[:16]}"]
 
 
 def side_by_side(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

@@ -43,7 +43,7 @@ def resumed_again(judging: Judging) -> None:
     data = judging.data_of(second, found)
     if data:
         judging.between = None  # what a step made of them is no mechanism
-    waits = waiting_at(judging, resumed, saved) if found else ""
+    waits = waiting_at(judging, stopped or resumed, saved) if found else ""
     told = " ".join(filter(None, (waits, _sentence(found, later, data))))
     found, told = judging.with_its_end(second, found, told)
     judging.add(SECOND_RESUME, found, told, [*notes, *more])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardproof.observe.record import WRITTEN
 from shardproof.result import ArmResult, Result
-from shardproof.trainer.arms import MEASURED, TRAINS
+from shardproof.trainer.arms import ENDS, MEASURED, TRAINS
+from shardproof.trainer.cells import values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.measured import REDUCED
 from shardproof.trainer.unsteady import compared
@@ -42,7 +43,7 @@ def render(trainer: Described, results: Sequence[Result], place: str = "", again
         lines += ["", *_cell(alike[0]), *_more(alike[1:]), *_commands(alike[0], place, again)]
     if len(kinds) > MOST_SHOWN:
         lines += ["", f"Cells that fail in {len(kinds) - MOST_SHOWN} more ways are in the report."]
-    lines += ["", *_not_compared(results)]
+    lines += ["", *_not_compared(trainer, results)]
     counts = Counter("known" if result.known_issue else result.verdict.value for result in results)
     lines.append(f"{trainer.system}: {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}")
     return "\n".join(lines) + "\n"
@@ -180,13 +181,36 @@ def _commands(result: Result, place: str, again: str) -> list[str]:
     return [f"    replay: {result.replay}{place}{again}", f"    explain: {explain}"]
 
 
-def _not_compared(results: Iterable[Result]) -> list[str]:
+def _not_compared(trainer: Described, results: Sequence[Result]) -> list[str]:
     """What no arm could compare, and what the run without a break does that is seldom meant, each once with the number
     of cells."""
     every = [(arm, note) for result in results for arm in result.arms for note in arm.left_out]
     odd = Counter(note for arm, note in every if arm.name == TRAINS)
     left = Counter(f"{arm.name}: {note}" for arm, note in every if arm.name != TRAINS)
+    odd.update(_without_effect(trainer, results))
     return [*_counted("worth a look, and not judged:", odd), *_counted("what was not compared:", left)]
+
+
+def _without_effect(trainer: Described, results: Sequence[Result]) -> Iterator[str]:
+    """Axes of which all values come to the same parameters after each step, whatever the other axes are."""
+    ends = [(dict(values_of(trainer, result.scenario)), line) for result in results for line in result.state
+            if line.startswith(f"{ENDS}: ")]  # fmt: skip
+    for axis in trainer.axes:
+        cells: dict[tuple[str, ...], dict[str, str]] = {}
+        for values, line in ends:
+            others = tuple(text for name, text in sorted(values.items()) if name != axis)
+            cells.setdefault(others, {})[values.get(axis, "")] = line
+        several = [own for own in cells.values() if len(own) > 1]
+        if (
+            axis != "mesh"
+            and axis not in trainer.alike
+            and several
+            and all(len({*own.values()}) == 1 for own in several)
+        ):
+            yield (
+                f"{axis}: all of its values come to the same parameters in every step, bit for bit: right of what "
+                "concerns checkpoints alone, and otherwise nothing in a step reads it"
+            )
 
 
 def _counted(heading: str, told: Mapping[str, int]) -> list[str]:

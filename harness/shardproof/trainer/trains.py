@@ -14,9 +14,17 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
-from shardproof.trainer.arms import TRAINS, WHOLE
+from shardproof.trainer.arms import KEYS, TRAINS, WHOLE
 from shardproof.trainer.every_mesh import fits, without_rank
-from shardproof.trainer.gradients import OfParameters, are_frozen, has_master, stepped_frozen, together, why_still
+from shardproof.trainer.gradients import (
+    OfParameters,
+    are_frozen,
+    has_master,
+    stepped_frozen,
+    together,
+    why_each,
+    why_still,
+)
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.measured import (
     evaluates,
@@ -81,7 +89,7 @@ def trains(judging: Judging) -> None:
         zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
             judging.at(moments[0]).get((role, name)), value))  # fmt: skip
         undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
-        why = why_still(undeclared, all_seen(judging, steps))
+        why = why_each(undeclared, all_seen(judging, steps))
         notes += [never_moved(undeclared, params, why)] if undeclared else []
         notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
@@ -117,6 +125,7 @@ def _measured(judging: Judging) -> Iterator[str]:
     for look in (weighed_by_call, same_rows, evaluates):
         calls = (look(judging.model_calls.get(index, {}), step) for step, index in steps)
         yield next(filter(None, calls), "")
+    yield from (note.removeprefix(f"{KEYS}: ") for note in judging.notes if note.startswith(f"{KEYS}: "))
     yield next(filter(None, (stale(judging.measured.get(index, {}), step) for step, index in steps)), "")
 
 

@@ -12,13 +12,16 @@ from shardproof.trainer.judging import Judging
 
 
 def waiting_at(judging: Judging, session: Session, op: int) -> str:
-    """A sentence on gradients that wait when an operation of a session is over; empty where none does.
+    """A sentence on gradients that wait when a session saves; empty where none does.
 
     Args:
-        op: a save, or the step before it.
+        session: which saves. op: its save, or the step before it.
     """
-    measured = [each.index for each in session.ops if each.index <= op and judging.measured.get(each.index)]
-    ranks = judging.measured[measured[-1]] if measured else {}
+    if judging.trainer.fits:  # what came behind the last update, before the checkpoint was written
+        ranks = judging.measured.get(session.ops[0].index, {})
+    else:
+        measured = [each.index for each in session.ops if each.index <= op and judging.measured.get(each.index)]
+        ranks = judging.measured[measured[-1]] if measured else {}
     names = sorted({name for step in ranks.values() for name in step.waiting})
     if not names:
         return ""

@@ -293,6 +293,8 @@ def of_alike(found: Sequence[Difference], first: str, own: str, share: float, mo
     return f"{what} {'The data differ: ' * bool(of_data)}{each}{told} Which of the two is right, this arm cannot tell."
 
 
+WITHOUT_SAVE = "The same steps without the save come to their end: look at what `save` leaves otherwise than it was."
+
 ROUNDS_ALONE = (
     'All of it is as little as another order of sums makes: `"rounding"` in the place of `"bits"` lets that pass.'
 )

@@ -211,7 +211,7 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_longer_one(folder: Path)
 
 def test_a_resumed_fit_is_compared_after_its_first_step(folder: Path) -> None:
     found = judged(folder, only("resumed", "step", PARAM, plus, 2), methods=FIT)
-    assert failed(found)["resumed"].startswith("After the first step of the resumed run ")
+    assert failed(found)["resumed"].startswith("After step 2 of the resumed run ")
 
 
 def test_live_state_in_no_file_is_told(folder: Path) -> None:

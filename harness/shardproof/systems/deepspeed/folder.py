@@ -182,7 +182,7 @@ class _Tag:
             return
         masters = [_tensors(state[flat]) for state in states]
         key = next((name for name in _INNER if name in states[0]), _INNER[0])
-        inner = [state[key] for state in states]
+        inner = [_inner_of(state[key]) for state in states]
         slices = list(self.mapped(states) if "param_slice_mappings" in states[0] else self.shared(masters))
         self.add_state("fp32", archives, masters, slices)
         for name in _flat_states(inner[0], masters[0]):
@@ -252,6 +252,14 @@ class _Tag:
         outside = {k: v for k, v in value.items() if k not in ("optimizer_state_dict", *_COPIES)}
         held: dict[Any, Any] = {"optimizer_state_dict": rest, **outside}
         add_leaves(self.contents, self.prefix, archive, held)
+
+
+def _inner_of(told: Any) -> dict[str, Any]:
+    """The state of the optimizer inside, as torch's optimizers write it. Under `elastic_checkpoint` it is a list with
+    an entry for each group, without padding and without the groups' settings."""
+    if not isinstance(told, list):
+        return dict(told)
+    return {"state": dict(enumerate(told)), "param_groups": []}
 
 
 def _without(group: dict[str, Any], name: str) -> dict[str, Any]:

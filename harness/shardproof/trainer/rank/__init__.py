@@ -35,6 +35,7 @@ from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
     ANEW,
+    KEYS,
     NOTE,
     OTHER,
     PLAIN,
@@ -58,8 +59,10 @@ from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.inputs import Inputs
+from shardproof.trainer.rank.loaded_keys import LoadedKeys
 from shardproof.trainer.rank.loading import values
 from shardproof.trainer.rank.measured import Measured
+from shardproof.trainer.rank.pieces import Held
 from shardproof.trainer.rank.plain import numbers_of
 
 
@@ -69,6 +72,7 @@ class Rank:
     built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
     after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
     named: what of it no attribute is, or not by this name. tied: pairs of names of what must be one parameter.
+    parameters: of modules, by identity, as they were found latest.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -87,7 +91,8 @@ class Rank:
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
-        self.measured = Measured()
+        self.measured, self.loaded_keys = Measured(), LoadedKeys()
+        self.parameters: dict[int, Held] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
 
@@ -121,7 +126,8 @@ class Rank:
         files = files_of(folder)
         self.left_as_it_is = self.files.get(op.checkpoint) == files
         self.files[op.checkpoint] = files
-        self._call(lambda: self.trainer.load(folder))
+        with self.loaded_keys.watched():
+            self._call(lambda: self.trainer.load(folder))
 
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
@@ -139,7 +145,8 @@ class Rank:
             with self._device():
                 return list(self._records(op.index, self.state))
         if op.kind != "step":
-            return self._notes(op.index)
+            after = self.measured.backwards and [self.measured.record(op.index, self.context.rank, self.parameters)]
+            return [*self._notes(op.index), *(after or ())]
         if not self.taken and op.arm in (RESUMED, STOPPED, SECOND_RESUME):
             return []  # the judge says that the run ended early
         if not self.taken:
@@ -184,6 +191,7 @@ class Rank:
         other step by step, what modules come to."""
         within = ExitStack()
         within.enter_context(self.inputs.watched())
+        within.enter_context(self.loaded_keys.watched())
         within.enter_context(self.gradients.watched())
         within.enter_context(self.measured.watched())
         self.measured.know(self.state.values())
@@ -239,6 +247,7 @@ class Rank:
         state = State(found, self.context.rank, self.context.mesh.world, local, self._alike,
                       self.named, own_folders(self.built, self.context.directory))  # fmt: skip
         yield from state.records(op)
+        self.parameters = state.parameters
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
@@ -263,6 +272,7 @@ class Rank:
             return
         told = [wording.PROBED] if self.probes else []
         told += [wording.LEFT_AS_IT_IS] if self.left_as_it_is else []
+        told += [f"{KEYS}: {text}" for text in self.loaded_keys.taken()]
         if state is not None:
             told += [f"found: {item.name}: {item.kind}, {item.detail}" for item in state.found]
             told += [f"hidden: {item.name}: {item.kind}, {item.detail}" for item in state.hidden]

@@ -22,7 +22,7 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import MEASURED
@@ -49,14 +49,15 @@ class Measured:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self.backwards, self.steps = 0, Counter[str]()
+        self.backwards, self._backwards_before, self.steps = 0, 0, Counter[str]()
         self.gradients = dict[int, tuple[Size, Size]]()
         self.stale, self._after = set[int](), dict[int, Size]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside, backwards and steps are looked at."""
-        hook, plain = register_optimizer_step_pre_hook(self._stepped), torch.autograd.backward
+        hooks = [register_optimizer_step_pre_hook(self._steps), register_optimizer_step_post_hook(self._stepped)]
+        plain = torch.autograd.backward
 
         @functools.wraps(plain)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -73,7 +74,8 @@ class Measured:
             yield
         finally:
             torch.autograd.backward = plain
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def know(self, found: Iterable[object]) -> None:
         """Take the parameters of the optimizers among some objects, so that the first step can be measured too."""
@@ -111,11 +113,20 @@ class Measured:
             now = self._sizes(self._parameters)
             self.stale = {key for key, size in now.items() if any(size) and size == self._last.get(key)}
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Keep what an optimizer has when it begins to step."""
         if torch.compiler.is_compiling():
             return
         self.steps[type(optimizer).__name__] += 1
-        own = _parameters_of(optimizer)
+        self._backwards_before = self.backwards
+        self._keep(_parameters_of(optimizer))
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Keep the gradients that an optimizer had, if it made them itself, by a closure with a backward."""
+        if not torch.compiler.is_compiling() and self.backwards > self._backwards_before:
+            self._keep(_parameters_of(optimizer))
+
+    def _keep(self, own: Mapping[int, ReferenceType[torch.Tensor]]) -> None:
         before = self._sizes(own)
         self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}
         self._last |= before

@@ -12,6 +12,7 @@ from shardproof.trainer.gradients import (
     has_master,
     reached_apart,
     stepped_frozen,
+    why_each,
     why_still,
 )
 from shardproof.trainer.rank.found import State
@@ -99,3 +100,13 @@ def test_a_gradient_that_reaches_a_parameter_in_one_way_alone(
     found = reached_apart(first, own, ("ep=1", "ep=2"))
     assert told in found
     assert bool(told) == bool(found)
+
+
+def test_why_each_of_several_parameters_stays() -> None:
+    seen = {"a": "frozen", "b": "none", "d": "gradient"}
+    assert why_each(["a"], seen) == "they are frozen (`requires_grad` is False)"
+    assert why_each(["c"], seen) == "no param group of an optimizer that stepped has them"
+    assert why_each(["a", "c"], seen) == (
+        "they are frozen (`requires_grad` is False) (a); no param group of an optimizer that stepped has them (c)"
+    )
+    assert why_each(["a"], {}) == ""

@@ -77,6 +77,13 @@ def test_targets_that_weigh_more_in_one_call_are_told() -> None:
     )
 
 
+def test_targets_that_weigh_more_on_one_rank_are_told() -> None:
+    calls = {0: [Call((), (0.25, 0.25), False), Call((), (0.25, 0.25), False)], 1: [Call((), (0.5, 0.5), False)]}
+    assert weighed_by_call(calls, 1).startswith(
+        "in step 1 the loss weighs the 4 targets of rank 0 0.25 each, the 2 targets of rank 1 0.5 each: it is a mean on"
+    )
+
+
 @pytest.mark.parametrize(
     "weights",
     [[(0.5, 0.5), (0.5,)], [(0.5,)], [(0.5, 0.5), ()], [(0.5, 0.25), (1.0,)], [(0.5, 0.5), (0.7,)]],
@@ -155,6 +162,34 @@ def test_a_rank_measures_its_second_step() -> None:
     assert second.stale == []
     assert calls[0].weights == pytest.approx([0.2] * 5)
     assert len(calls[0].rows) == 5
+
+
+def test_a_backward_inside_of_a_step_belongs_to_it() -> None:
+    model, seen = nn.Linear(4, 1), Measured()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen.know([optimizer])
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    parameters = {id(one): whole_tensor(one, (name,)) for name, one in model.named_parameters()}
+    with seen.watched():
+        optimizer.step(closure)
+        step = measured_by_op([seen.record(0, 0, parameters)])[0][0]
+    assert {name: one.factor for name, one in step.gradients.items()} == {"weight": 1.0, "bias": 1.0}
+    assert step.waiting == []
+
+
+def test_a_gradient_that_no_step_has_used_waits() -> None:
+    model, seen = nn.Linear(4, 1), Measured()
+    seen.know([torch.optim.SGD(model.parameters(), lr=0.1)])
+    with seen.watched():
+        model(torch.ones(2, 4)).sum().backward()
+        record = seen.record(0, 0, {id(model.weight): whole_tensor(model.weight, ("weight",))})
+    assert measured_by_op([record])[0][0].waiting == ["weight"]
 
 
 def test_a_rank_sees_gradients_that_nobody_cleared() -> None:

@@ -108,3 +108,29 @@ def test_state_that_was_found_is_listed_once_and_what_hides_it_is_a_warning() ->
         "  net.box: it has a closure",
         "",
     ]
+
+
+def test_what_a_step_does_is_told_once_with_what_other_cells_do_otherwise() -> None:
+    first = ("measured: step 1: order: 1 backward", "measured: step 1: reduced: a", "ends: 1")
+    other = ("measured: step 1: order: 2 backwards", "measured: step 1: reduced: b", "ends: 2")
+    found = [result("", Verdict.PASS, state=first), result("lr=2", Verdict.PASS, state=other),
+             result("lr=3", Verdict.PASS, state=other)]  # fmt: skip
+    lines = text.render(TRAINER, found).splitlines()
+    begin = lines.index("what step 1 does, as measured, for you to compare with what it should do:")
+    assert lines[begin + 1 : begin + 5] == [
+        "  order: 1 backward",
+        "  reduced: a",
+        "  otherwise in other cells:",
+        "    order: 2 backwards  (lr=2 and 1 more)",
+    ]
+    assert not [line for line in lines if "come to the same parameters" in line]
+
+
+def test_an_axis_of_which_all_values_come_to_the_same_is_told() -> None:
+    found = [result(cell, Verdict.PASS, state=("ends: 1",)) for cell in ("", "lr=2")]
+    lines = text.render(TRAINER, found).splitlines()
+    assert lines[lines.index("worth a look, and not judged:") + 1].startswith(
+        "  lr: all of its values come to the same parameters in every step, bit for bit: right of what concerns"
+    )
+    apart = [result("", Verdict.PASS, state=("ends: 1",)), result("lr=2", Verdict.PASS, state=("ends: 2",))]
+    assert "worth a look" not in text.render(TRAINER, apart)

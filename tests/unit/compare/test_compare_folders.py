@@ -176,6 +176,17 @@ def test_an_element_of_a_flat_part_is_located_in_its_parameter(tmp_path: Path) -
     assert (found.name, found.first_index, found.first_a) == ("optimizer.b.fp32", (1,), "101 (0x42ca0000)")
 
 
+def test_an_elastic_checkpoint_has_the_same_state_without_groups(tmp_path: Path) -> None:
+    def elastic(rank: int, state: dict[str, Any]) -> None:
+        state["base_optimizer_state"] = [*state["base_optimizer_state"]["state"].values()]
+
+    found = compared(write_zero1(tmp_path / "a", 2, elastic), write_zero1(tmp_path / "b", 3, elastic))
+    assert found.found == ()
+    assert dict(found.compared)["exp_avg"] == dict(found.compared)["master"] == 2
+    apart = compared(tmp_path / "a", write_zero1(tmp_path / "c", 2))
+    assert all(one.name.startswith("optimizer_state_dict.param_groups") for one in apart.found)
+
+
 def test_the_tag_that_latest_names_is_taken(tmp_path: Path) -> None:
     write_zero1(tmp_path / "run" / "global_step3", 2)
     (tmp_path / "run" / "latest").write_text("global_step3")

@@ -76,6 +76,11 @@ def test_what_a_step_does_is_measured(tmp_path: Path) -> None:
     )
 
 
+def test_sharded_stacks_that_are_sound_pass(tmp_path: Path) -> None:
+    for cell, result in ran(tmp_path, "sharded_soundly", "--program", "arms 1 1 resumed used unsaved").items():
+        assert (cell, result["verdict"], failed(result)) == (cell, "pass", {})
+
+
 def test_a_stack_that_calls_cuda_runs_on_an_emulated_gpu_and_the_result_says_so(tmp_path: Path) -> None:
     (result,) = ran(tmp_path, "asks_for_cuda").values()
     assert (result["verdict"], failed(result)) == ("pass", {})

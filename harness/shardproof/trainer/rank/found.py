@@ -42,7 +42,7 @@ from shardproof.trainer.every_mesh import passes
 from shardproof.trainer.rank import kinds, random_states
 from shardproof.trainer.rank.leaves import leaf_records, leaves
 from shardproof.trainer.rank.modules import Modules, clean, topmost
-from shardproof.trainer.rank.optimizers import Optimizer, taken_by
+from shardproof.trainer.rank.optimizers import Optimizer, as_one, taken_by
 from shardproof.trainer.rank.pieces import (
     At,
     Held,
@@ -268,11 +268,9 @@ class Look:
 
     def _optimizers(self) -> list[Met]:
         """Every optimizer once: of a wrapper and what it wraps, the inner one, as far as both have the same state."""
-        chosen: list[Met] = []
-        for met in self._of_kind(kinds.OPTIMIZER):
-            inner = [
-                other for other in self._of_kind(kinds.OPTIMIZER) if id(other.value) in self.way.below(id(met.value))
-            ]
+        chosen, mets = list[Met](), as_one(self._of_kind(kinds.OPTIMIZER))
+        for met in mets:
+            inner = [other for other in mets if id(other.value) in self.way.below(id(met.value))]
             if inner and (not _state_of(met.value) or any(_state_of(o.value) is _state_of(met.value) for o in inner)):
                 self._used.add(id(met.value))
                 continue

@@ -12,8 +12,8 @@ State of a parameter is named as the parameter is, which is found by identity. `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from shardproof.trainer.rank.pieces import (
     records_beside,
     records_of,
 )
+from shardproof.trainer.rank.walk import Met
 
 
 @dataclass
@@ -195,6 +196,22 @@ class Optimizer:
             yield from records
         except Unreadable as reason:
             self.unread[name] = str(reason)
+
+
+def as_one(mets: Sequence[Met]) -> list[Met]:
+    """Optimizers, with each of torch's ZeRO, which gives every rank some of the parameters, and the one inside of it as
+    one: the settings of all parameters, and the state of those that this rank steps."""
+    zeros = [met for met in mets if any(kind.__name__ == _ZERO for kind in type(met.value).__mro__)]
+    inside = {id(met.value.optim): met for met in zeros if hasattr(met.value, "optim")}
+    found = [met for met in mets if id(met.value) not in inside and met not in inside.values()]
+    for outer in inside.values():
+        whole = object.__new__(type(outer.value.optim))
+        vars(whole).update(vars(outer.value.optim), param_groups=outer.value.param_groups)
+        found.append(replace(outer, value=whole))
+    return found
+
+
+_ZERO = "ZeroRedundancyOptimizer"
 
 
 def taken_by(records: list[Record]) -> set[tuple[str, str]]:

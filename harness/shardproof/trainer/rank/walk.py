@@ -42,8 +42,8 @@ MOST_NAMED = 3
 MOST_CHILDREN = 10_000
 """Of one container; more is data and no state."""
 
-_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "_param_groups", "_state"})
-"""Attributes that `optimizers` reads."""
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "_param_groups", "_state", "_all_state_dicts"})
+"""Attributes that `optimizers` reads, and what torch's ZeRO gathers for a checkpoint."""
 
 
 _PIPELINING, _OF_STAGES = "torch.distributed.pipelining.", ("_stage", "_stages")

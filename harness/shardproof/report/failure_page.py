@@ -75,22 +75,25 @@ class FoundState:
     """What a trainer's state is made of, a line for each object.
 
     * read: what is compared. hidden: what cannot be read, so that no verdict says anything about it.
+    * measured: what a step does, a line for each part of it.
     * others: anything else that the ranks had to say of it.
     """
 
     read: tuple[str, ...]
     hidden: tuple[str, ...]
+    measured: tuple[str, ...]
     others: tuple[str, ...]
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> FoundState:
-        """The state that `Result.state` describes, where each line begins with `found: ` or `hidden: `."""
-        parts: dict[str, list[str]] = {"found": [], "hidden": [], "": []}
+        """The state that `Result.state` describes, where each line begins with `found: `, `hidden: ` or `measured: `.
+        What arms tell too (`keys: `), and what cells are held against each other by (`ends: `), is left out."""
+        parts: dict[str, list[str]] = {"found": [], "hidden": [], "measured": [], "keys": [], "ends": [], "": []}
         for line in lines:
             kind, colon, told = line.partition(": ")
             own = colon and kind in parts
             parts[kind if own else ""].append(told if own else line)
-        return cls(*(tuple(parts[kind]) for kind in ("found", "hidden", "")))
+        return cls(*(tuple(parts[kind]) for kind in ("found", "hidden", "measured", "")))
 
 
 @dataclass(frozen=True)

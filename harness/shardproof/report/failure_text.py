@@ -88,6 +88,9 @@ def _state(page: FailurePage, colour: bool) -> Iterator[str]:
     if found.read or found.others:
         yield _paint("state that was found", BOLD, colour)
         yield from (f"  {line}" for line in (*found.read, *found.others))
+    if found.measured:
+        yield _paint("what a step does, as measured", BOLD, colour)
+        yield from (f"  {line}" for line in found.measured)
 
 
 def _operations(operations: Sequence[Operation], colour: bool) -> Iterator[str]:

@@ -317,12 +317,16 @@ def _decays(before: At) -> str:
         vectors = [name for name, shape in shapes.items() if len(shape) < 2]
         few = f"{', '.join(vectors[:MOST_TOLD])}{', …' if len(vectors) > MOST_TOLD else ''}"
         such = f", {len(vectors)} of them vectors ({few})" if vectors else ""
-        told.append(f"{decay} of {len(own)} parameter{'s' * (len(own) != 1)}{such}")
+        told.append(f"{decay} for {len(own)} parameter{'s' * (len(own) != 1)}{such}")
     return "; ".join(told)
 
 
 def _number(value: Value) -> str:
-    return value.data.decode().rpartition(" ")[2]
+    text = value.data.decode().rpartition(" ")[2]
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return text
 
 
 def _near(values: Iterable[float]) -> bool:

@@ -152,5 +152,16 @@ def test_explain_tells_arms_notes_and_state() -> None:
 
 
 def test_state_is_told_apart_by_the_word_in_front_of_its_first_colon() -> None:
-    found = FoundState.of(("found: a: b", "hidden: c", "gradients: exact", "no colon", "found"))
-    assert found == FoundState(("a: b",), ("c",), ("gradients: exact", "no colon", "found"))
+    found = FoundState.of(
+        (
+            "found: a: b",
+            "hidden: c",
+            "measured: step 1: lr: 1",
+            "ends: 1",
+            "keys: a",
+            "gradients: exact",
+            "no colon",
+            "found",
+        )
+    )
+    assert found == FoundState(("a: b",), ("c",), ("step 1: lr: 1",), ("gradients: exact", "no colon", "found"))

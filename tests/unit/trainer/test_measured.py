@@ -129,7 +129,7 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
         "the optimizer steps",
         "reduced: all_reduce of 6 numbers among ranks 0, 1 in bf16, once",
         "lr: 0.1, 0.2 in steps 0 to 1",
-        "weight_decay: 0.01 of 2 parameters, 1 of them vectors (b)",
+        "weight_decay: 0.01 for 2 parameters, 1 of them vectors (b)",
     ]
 
 

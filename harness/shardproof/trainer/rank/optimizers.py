@@ -203,7 +203,8 @@ def as_one(mets: Sequence[Met]) -> list[Met]:
     one: the settings of all parameters, and the state of those that this rank steps."""
     zeros = [met for met in mets if any(kind.__name__ == _ZERO for kind in type(met.value).__mro__)]
     inside = {id(met.value.optim): met for met in zeros if hasattr(met.value, "optim")}
-    found = [met for met in mets if id(met.value) not in inside and met not in inside.values()]
+    as_they_are = {id(met.value) for met in mets} - inside.keys() - {id(outer.value) for outer in inside.values()}
+    found = [met for met in mets if id(met.value) in as_they_are]
     for outer in inside.values():
         whole = object.__new__(type(outer.value.optim))
         vars(whole).update(vars(outer.value.optim), param_groups=outer.value.param_groups)

@@ -39,7 +39,7 @@ from shardproof.protocol.registry import system_named
 from shardproof.result import ALIKE as ALIKE
 from shardproof.scenario import Mesh, Scenario
 from shardproof.trainer.base import world_of
-from shardproof.trainer.cells import mesh_of, values_of
+from shardproof.trainer.cells import MESH_AXIS, mesh_of, values_of
 from shardproof.trainer.described import Described
 
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
@@ -213,7 +213,7 @@ def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterato
         yield name, mesh, [_op("build"), *early, *save, *late]
     yield UNSAVED, mesh, [_op("build"), *early, *late]
     for axis in trainer.alike:
-        yield f"{ALIKE} {axis}", mesh, [_op("build"), *early, *late]
+        yield f"{ALIKE} {axis}", _first(trainer, axis, mesh), [_op("build"), *early, *late]
     if not late:
         return
     later = later_save(before, after)
@@ -237,7 +237,7 @@ def _fitting(trainer: Described, mesh: str, before: int, after: int) -> Iterator
     yield TWICE, mesh, [_op(FIT, end, checkpoint=SECOND if after else NO_CHECKPOINT), *every]
     yield UNSAVED, mesh, [_op(FIT, end), *every]
     for axis in trainer.alike:
-        yield f"{ALIKE} {axis}", mesh, [_op(FIT, end), *every]
+        yield f"{ALIKE} {axis}", _first(trainer, axis, mesh), [_op(FIT, end), *every]
     if not after:
         return
     yield CUT, mesh, [_op(FIT, before, checkpoint=AGAIN), *_steps(0, before)]
@@ -254,6 +254,11 @@ def _fitting(trainer: Described, mesh: str, before: int, after: int) -> Iterator
         yield f"{ALTERED} {axis}", mesh, [_op(FIT, before + 1, 1, taken=AGAIN), late[0]]
 
 
+def _first(trainer: Described, axis: str, mesh: str) -> str:
+    """The mesh of the way with the first value of an axis: another one than the cell's, if that is the axis."""
+    return trainer.axes[axis][0] if axis == MESH_AXIS else mesh
+
+
 def _other_meshes(trainer: Described, mesh: str) -> list[str]:
     """The other meshes of the trainer, and one rank."""
-    return [other for other in dict.fromkeys((*trainer.axes.get("mesh", ()), "1")) if other != mesh]
+    return [other for other in dict.fromkeys((*trainer.axes.get(MESH_AXIS, ()), "1")) if other != mesh]

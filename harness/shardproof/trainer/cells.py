@@ -24,6 +24,7 @@ from shardproof.space.covering import Cover
 from shardproof.space.feasible import Feasible
 from shardproof.trainer.described import MOST_CELLS, Described
 
+MESH_AXIS = "mesh"
 MESH = "2"
 """The mesh of a trainer without an axis `mesh`."""
 
@@ -36,7 +37,7 @@ def values_of(trainer: Described, scenario: Scenario) -> dict[str, str]:
 
 def mesh_of(trainer: Described, scenario: Scenario) -> str:
     """The mesh of a scenario's cell, as the trainer writes it."""
-    return values_of(trainer, scenario).get("mesh", MESH)
+    return values_of(trainer, scenario).get(MESH_AXIS, MESH)
 
 
 def scenario_of(trainer: Described, values: Mapping[str, str], **axes: str) -> Scenario:

@@ -216,8 +216,8 @@ class _Reading:
         if not isinstance(given, dict):
             raise self._wrong(what, given, f"a mapping of axes to {_either(words)}")
         for axis, word in given.items():
-            if axis not in known or len(known[axis]) < 2 or word not in words or (what, axis) == ("alike", "mesh"):
-                fit = [name for name, texts in known.items() if len(texts) > 1 and (what, name) != ("alike", "mesh")]
+            if axis not in known or len(known[axis]) < 2 or word not in words:
+                fit = [name for name, texts in known.items() if len(texts) > 1]
                 allowed = f"{_MEANS[what]}; here: {', '.join(fit) or 'no axis has two values'}"
                 raise self._wrong(what, {axis: word}, allowed)
         return dict(given)
@@ -342,8 +342,7 @@ _ARGUMENTS = {"build": "self, cell", "step": "self, index", "save": "self, folde
 
 _MEANS = {
     "altered": "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load",
-    "alike": "axes of two values or more but `mesh`, each with `bits`, `rounding` or "
-    "`rounding bf16`: how near its values come",
+    "alike": "axes of two values or more, each with `bits`, `rounding` or `rounding bf16`: how near its values come",
 }
 
 _FORMS = {

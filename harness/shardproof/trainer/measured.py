@@ -153,8 +153,9 @@ def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
     if not _near(weight * len(by_call[place]) for place, weight in each.items()):
         return _by_rank(each, by_call, step)
     told = ", ".join(
-        f"{_targets(len(by_call[place]))} of call {place[1] + 1} on rank {place[0]} {weight:.4g} each"
-        for place, weight in [*each.items()][:MOST_TOLD]
+        f"{_targets(len(by_call[rank, call]))} of call {call + 1} on rank {rank} "
+        f"{_each(weight, len(by_call[rank, call]))}"
+        for (rank, call), weight in [*each.items()][:MOST_TOLD]
     )
     more = f" and so on for {len(each)} calls" if len(each) > MOST_TOLD else ""
     return (
@@ -175,7 +176,9 @@ def _by_rank(
         numbers[place[0]] = numbers.get(place[0], 0) + len(targets[place])
     if len({*numbers.values()}) < 2 or not _near(weights[rank] * number for rank, number in numbers.items()):
         return ""
-    told = ", ".join(f"{_targets(numbers[rank])} of rank {rank} {weights[rank]:.4g} each" for rank in numbers)
+    told = ", ".join(
+        f"{_targets(numbers[rank])} of rank {rank} {_each(weights[rank], numbers[rank])}" for rank in numbers
+    )
     return (
         f"in step {step} the loss weighs {told}: it is a mean on each rank, so that a target counts more where a rank "
         "has few; one mean over all targets of the step needs their number on all ranks"
@@ -336,6 +339,10 @@ def _near(values: Iterable[float]) -> bool:
 
 def _times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _each(weight: float, number: int) -> str:
+    return f"by {weight:.4g}{' each' if number > 1 else ''}"
 
 
 def _targets(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shardproof.observe.record import WRITTEN
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.arms import ENDS, MEASURED, TRAINS
-from shardproof.trainer.cells import values_of
+from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.measured import REDUCED
 from shardproof.trainer.unsteady import compared
@@ -55,7 +55,7 @@ OTHER_MODELS = ("optimizer", "lr", "learning_rate", "model", "seed", "schedule",
 
 def lead_to_alike(trainer: Described) -> str:
     """A hint at the axes whose values no arm compares with each other, although they may have to come to the same."""
-    named = {"mesh", *OTHER_MODELS, *trainer.alike, *trainer.altered}
+    named = {*OTHER_MODELS, *trainer.alike, *trainer.altered}
     axes = [axis for axis, texts in trainer.axes.items() if len(texts) > 1 and axis not in named]
     if not axes:
         return ""
@@ -202,7 +202,7 @@ def _without_effect(trainer: Described, results: Sequence[Result]) -> Iterator[s
             cells.setdefault(others, {})[values.get(axis, "")] = line
         several = [own for own in cells.values() if len(own) > 1]
         if (
-            axis != "mesh"
+            axis != MESH_AXIS
             and axis not in trainer.alike
             and several
             and all(len({*own.values()}) == 1 for own in several)

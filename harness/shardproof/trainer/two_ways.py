@@ -109,6 +109,10 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
+    if not wrong:
+        steps = [(op.index, moments[op.kind, op.iteration]) for op in session.ops if op.kind == "step"]
+        scaled = (_backward(judging, ops, (one, other), HALF if half else NEAR) for ops in steps[:1])
+        notes += [f"equal, and yet: {told}" for told in scaled if told]
     told = ""
     if wrong and (begins := _begin_apart(judging, session, apart, (one, other), wrong)):
         told = begins

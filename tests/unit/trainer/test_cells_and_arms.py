@@ -166,6 +166,17 @@ def test_the_sessions_of_a_trainer_with_fit(tmp_path: Path) -> None:
     assert (found["stopped"], found["second resume"]) == ("fit3 step2", "fit4 step3")
 
 
+def test_the_way_with_the_first_mesh_runs_on_it(tmp_path: Path) -> None:
+    data = "axes = {'mesh': ['1', '2'], 'way': ['a', 'b']}\nalike = {'mesh': 'rounding', 'way': 'bits'}"
+    trainer = registered(tmp_path, data, STEPWISE)
+    found = sessions_of(scenario_of(trainer, {"mesh": "2", "way": "b"}, program="arms 1 0"))
+    assert {session.name: session.ops[0].mesh.world for session in found} == {
+        "uninterrupted": 2, "twice": 2, "alike mesh": 1, "alike way": 2,
+    }  # fmt: skip
+    first = sessions_of(scenario_of(trainer, {"mesh": "1", "way": "b"}, program="arms 1 0"))
+    assert [session.name for session in first] == ["uninterrupted", "twice", "alike way"]
+
+
 def test_the_second_save_lies_as_far_on_as_the_first_where_steps_are_left(tmp_path: Path) -> None:
     found = arms_of(tmp_path, STEPWISE, "arms 2 4 resumed second-resume")
     assert found["resumed"] == "build0 load2 save2 step2 step3 save4 step4 step5"

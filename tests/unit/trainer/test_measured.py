@@ -73,14 +73,14 @@ def test_nothing_is_told_of_ranks_that_scale_alike_or_of_which_nobody_knows(rank
 def test_targets_that_weigh_more_in_one_call_are_told() -> None:
     calls = {0: [Call(("a", "b"), (0.5, 0.5), False)], 1: [Call(("c",), (1.0,), False)]}
     assert weighed_by_call(calls, 3).startswith(
-        "in step 3 the loss weighs the 2 targets of call 1 on rank 0 0.5 each, the target of call 1 on rank 1 1 each: "
+        "in step 3 the loss weighs the 2 targets of call 1 on rank 0 by 0.5 each, the target of call 1 on rank 1 by 1: "
     )
 
 
 def test_targets_that_weigh_more_on_one_rank_are_told() -> None:
     calls = {0: [Call((), (0.25, 0.25), False), Call((), (0.25, 0.25), False)], 1: [Call((), (0.5, 0.5), False)]}
     assert weighed_by_call(calls, 1).startswith(
-        "in step 1 the loss weighs the 4 targets of rank 0 0.25 each, the 2 targets of rank 1 0.5 each: it is a mean on"
+        "in step 1 the loss weighs the 4 targets of rank 0 by 0.25 each, the 2 targets of rank 1 by 0.5 each: it is a mean"
     )
 
 

@@ -76,6 +76,17 @@ def test_what_a_step_does_is_measured(tmp_path: Path) -> None:
     )
 
 
+def test_two_ranks_are_held_against_one(tmp_path: Path) -> None:
+    found = ran(tmp_path, "cuts_its_batch", "--set", "mesh=2", "--program", "arms 1 0")
+    told = {cell: {arm["name"]: arm for arm in result["arms"]}["alike mesh"] for cell, result in found.items()}
+    right, own, summed = (told[cell] for cell in ("mesh=2", "how=own_count+mesh=2", "how=not_scaled+mesh=2"))
+    assert right["verdict"] == "pass"
+    assert not [note for note in right["notes"] if "backward" in note]
+    assert own["sentence"].startswith("The loss weighs samples otherwise: ")
+    assert summed["verdict"] == "pass", "a clip hides it from the parameters"
+    assert [note for note in summed["notes"] if "0.5 times as long as with mesh=1, which is one divided by" in note]
+
+
 def test_sharded_stacks_that_are_sound_pass(tmp_path: Path) -> None:
     for cell, result in ran(tmp_path, "sharded_soundly", "--program", "arms 1 1 resumed used unsaved").items():
         assert (cell, result["verdict"], failed(result)) == (cell, "pass", {})

@@ -49,8 +49,8 @@ def test_an_axis_that_nothing_compares_leads_to_alike() -> None:
     }
     trainer = Described(Path("mine.py"), "Mine", "", axes, altered={"rate": "run"}, alike={"offload": "bits"})
     assert text.lead_to_alike(trainer) == (
-        "chunks: its values are not compared with each other; if they must come to the same model, say "
-        '`alike = {"chunks": "rounding"}` (docs/trainer.md)'
+        "mesh, chunks: the values of each are not compared with each other; if those of one must come to the same model, "
+        'say `alike = {"AXIS": "rounding"}` (docs/trainer.md)'
     )
     assert text.lead_to_alike(replace(trainer, alike={})) == (
         "chunks, offload: the values of each are not compared with each other; if those of one must come to the same "

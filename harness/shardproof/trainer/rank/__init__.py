@@ -51,7 +51,7 @@ from shardproof.trainer.arms import (
     trainer_of,
 )  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
-from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.cells import MESH, MESH_AXIS, values_of
 from shardproof.trainer.own_folders import own_folders
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.collectives import Collectives
@@ -219,7 +219,7 @@ class Rank:
 
     def _cell(self, op: Op) -> Cell:
         texts = values_of(self.described, self.context.scenario)
-        mesh = texts.get("mesh", MESH)
+        mesh = texts.get(MESH_AXIS, MESH)
         if op.arm.startswith(OTHER):
             mesh = op.arm.removeprefix(OTHER).strip()
         if op.arm.startswith(ALTERED):
@@ -229,7 +229,8 @@ class Rank:
         if op.arm.startswith(ALIKE):
             axis = op.arm.removeprefix(ALIKE).strip()
             texts[axis] = self.described.axes[axis][0]
-        found = values(self.described, {axis: text for axis, text in texts.items() if axis != "mesh"})
+            mesh = texts[axis] if axis == MESH_AXIS else mesh
+        found = values(self.described, {axis: text for axis, text in texts.items() if axis != MESH_AXIS})
         folder = self.built / f"session{op.session}"
         folder.mkdir(exist_ok=True)
         scenario = self.context.scenario

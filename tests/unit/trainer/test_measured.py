@@ -80,7 +80,7 @@ def test_targets_that_weigh_more_in_one_call_are_told() -> None:
 def test_targets_that_weigh_more_on_one_rank_are_told() -> None:
     calls = {0: [Call((), (0.25, 0.25), False), Call((), (0.25, 0.25), False)], 1: [Call((), (0.5, 0.5), False)]}
     assert weighed_by_call(calls, 1).startswith(
-        "in step 1 the loss weighs the 4 targets of rank 0 by 0.25 each, the 2 targets of rank 1 by 0.5 each: it is a mean"
+        "in step 1 the loss weighs the 4 targets of rank 0 by 0.25 each, the 2 targets of rank 1 by 0.5 each: it is"
     )
 
 

@@ -232,12 +232,7 @@ def portrait(
     lines = []
     if own := calls.get(0):
         lines.append(f"data: rank 0 calls the model {_times(len(own))}, with {_rows(own)}")
-        weights = [weight for call in own for weight in call.weights]
-        if weights and all(call.weights for call in own):
-            told = (
-                f"loss: a cross-entropy, which weighs {_targets(len(weights))} of rank 0 by {sum(weights):.4g} in all"
-            )
-            lines.append(f"{told}; a mean of them weighs 1")
+    lines += [f"loss: {told}" for told in [_loss(calls)] if told]
     stepped = ", ".join(f"{number} step{'s' * (number > 1)} of {name}" for name, number in first.steps.items())
     backwards = f"{first.backwards} backward{'s' * (first.backwards != 1)}"
     lines.append(f"order: {backwards}, and {stepped or 'no step of an optimizer of torch'}")
@@ -247,6 +242,17 @@ def portrait(
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
     return lines
+
+
+def _loss(ranks: Mapping[int, Sequence[Call]]) -> str:
+    """By what a cross-entropy weighs the targets of each rank; empty where the loss is none."""
+    weights = {rank: [weight for call in own for weight in call.weights] for rank, own in sorted(ranks.items()) if own}
+    if not weights or not all(call.weights for own in ranks.values() for call in own):
+        return ""
+    each = {rank: f"{_targets(len(own))} of rank {rank} by {sum(own):.4g}" for rank, own in weights.items()}
+    if len({text.partition(" of rank ")[0] for text in each.values()}) > 1:
+        return f"a cross-entropy, which weighs in all {', '.join([*each.values()][: MOST_TOLD + 1])}"
+    return f"a cross-entropy, which weighs in all {each[min(each)]}; a mean of them weighs 1"
 
 
 def _between(ranks: Mapping[int, OfStep]) -> str:

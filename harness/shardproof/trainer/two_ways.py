@@ -41,6 +41,9 @@ PRESENCE = ("missing", "extra")
 """Kinds of difference of what one side alone has."""
 
 
+RIGHT_OF_A_SCALE = "That is right of a loss scale; a clip, or Adam, would hide it otherwise."
+
+
 def altered(judging: Judging, session: Session) -> None:
     """Who wins where the ranks that load have another value of an axis."""
     axis, resumed = session.of, judging.named(RESUMED)
@@ -112,7 +115,7 @@ def alike(judging: Judging, session: Session) -> None:
     if not wrong:
         steps = [(op.index, moments[op.kind, op.iteration]) for op in session.ops if op.kind == "step"]
         scaled = (_backward(judging, ops, (one, other), HALF if half else NEAR) for ops in steps[:1])
-        notes += [f"equal, and yet: {told}" for told in scaled if told]
+        notes += [f"equal, and yet: {told} {RIGHT_OF_A_SCALE}" for told in scaled if told]
     told = ""
     if wrong and (begins := _begin_apart(judging, session, apart, (one, other), wrong)):
         told = begins

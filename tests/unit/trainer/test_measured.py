@@ -107,6 +107,13 @@ def test_gradients_that_nobody_cleared_are_told() -> None:
     assert "`.grad` of 2 parameters, such as a, is" in stale({0: step(stale=("a", "b"))}, 1)
 
 
+def test_a_portrait_tells_the_targets_of_each_rank_where_their_numbers_differ() -> None:
+    calls = {0: [Call((), (0.5, 0.5), False)], 1: [Call((), (1.0,), False)]}
+    assert portrait({}, calls, {}, {}, [])[1] == (
+        "loss: a cross-entropy, which weighs in all the 2 targets of rank 0 by 1, the target of rank 1 by 1"
+    )
+
+
 def setting(name: str, text: str) -> tuple[tuple[str, str], Value]:
     data = text.encode()
     return (SETTING, name), Value("utf8", (len(data),), data)
@@ -123,7 +130,7 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
     assert rates_told(before) == "0.1"
     assert portrait(ranks, calls, seen, before, ["0.1", "0.2"]) == [
         "data: rank 0 calls the model once, with 2 rows",
-        "loss: a cross-entropy, which weighs the 2 targets of rank 0 by 1 in all; a mean of them weighs 1",
+        "loss: a cross-entropy, which weighs in all the 2 targets of rank 0 by 1; a mean of them weighs 1",
         "order: 2 backwards, and 1 step of AdamW",
         "gradients: between the backward and the optimizer all are multiplied by 0.5; their norm is 3, and 1.5 when "
         "the optimizer steps",

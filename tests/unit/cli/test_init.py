@@ -48,7 +48,9 @@ def test_a_run_ends_with_a_hint_at_alike(
     file.write_text(file.read_text().replace('"optimizer": [', '"offload": ["no", "yes"], "optimizer": ['))
     assert entry(["trainer", "my_trainer.py", *["-q"] * quiet]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("report: " if quiet else "offload: its values are not compared with each other; ")
+    assert last.startswith(
+        "report: " if quiet else "mesh, offload: the values of each are not compared with each other; "
+    )
 
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ def test_a_known_issue_is_seen_for_the_first_time_and_never_called_new(tmp_path:
     lines = render_history(report.history, "reports/nightly", "page").splitlines()
     assert any(line.startswith("first seen ") and line.endswith("(known: torch-fsdp2-1)") for line in lines)
     page = write_history(report.history, tmp_path).read_text("utf-8")
-    assert "New causes <b>1</b>" in page
+    assert "New <b>1</b>" in page
     assert "First seen <b>1</b>" in page
 
 

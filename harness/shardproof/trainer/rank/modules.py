@@ -95,7 +95,8 @@ class Modules:
     def _add_plain(self, tensor: torch.Tensor, names: tuple[str, ...]) -> None:
         try:
             partition = _partition(tensor, names)
-            pieces = [partition] if partition else held(tensor, names, own=any(map(self.is_local, names)))
+            own = any(map(self.is_local, names))
+            pieces = [partition] if partition else held(tensor, names, own=own, declared=own)
         except Unreadable as reason:
             self.unread[names[0]] = str(reason)
             return

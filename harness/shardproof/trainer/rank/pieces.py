@@ -113,15 +113,15 @@ def whole_tensor(tensor: torch.Tensor, names: tuple[str, ...], *, own: bool = Fa
     return Held(tensor, (Cut(names, tuple(tensor.shape), box, box),), own)
 
 
-def held(tensor: torch.Tensor, names: tuple[str, ...], *, own: bool = False) -> list[Held]:
-    """A tensor by itself: one entry for each local tensor behind it. own: what this rank has of it is its own alone, as
-    of experts that are sharded over some ranks, and that other ranks have others of.
+def held(tensor: torch.Tensor, names: tuple[str, ...], *, own: bool = False, declared: bool = False) -> list[Held]:
+    """A tensor by itself: one entry for each local tensor behind it. own: a plain one is this rank's alone.
+    declared: so is what it has of a DTensor, as of experts that some ranks share out and others have others of.
 
     Raises:
         Unreadable: it is a sum over ranks that nobody has added up yet, or an uninitialised parameter.
     """
     if isinstance(tensor, DTensor):
-        return [whole_tensor(tensor._local_tensor, names, own=True) if own else _of_dtensor(tensor, names)]
+        return [whole_tensor(tensor._local_tensor, names, own=True) if declared else _of_dtensor(tensor, names)]
     if isinstance(tensor, ShardedTensor):
         return list(_of_sharded_tensor(tensor, names))
     if isinstance(tensor, UninitializedTensorMixin):
@@ -195,7 +195,7 @@ def records_beside(at: At, role: str, tensor: torch.Tensor, parameter: Held, suf
     """
     if isinstance(tensor, (DTensor, ShardedTensor)):
         for names in parameter.names:
-            for one in held(tensor, names[:1], own=parameter.own):
+            for one in held(tensor, names[:1], declared=parameter.own):
                 yield from records_of(at, role, one, suffix=suffix)
         return
     first = tuple(Cut(cut.names[:1], cut.shape, cut.box, cut.window, cut.flat) for cut in parameter.cuts)

@@ -55,6 +55,13 @@ def backward_apart(
     )
 
 
+def same_lengths(one: Ranks, other: Ranks, near: float) -> bool:
+    """Whether the backward is known to leave every gradient as long in the one way as in the other."""
+    mine, its = (_lengths(way, after=True) for way in (one, other))
+    same = all(isclose(mine[name], its.get(name, -1.0), rel_tol=near) for name in mine)
+    return bool(mine) and mine.keys() == its.keys() and same
+
+
 def counts_of(ranks: Ranks, calls: Mapping[int, Sequence[Call]]) -> dict[str, int]:
     """What a step has so and so often."""
     own = calls.get(min(ranks), ()) if ranks else ()

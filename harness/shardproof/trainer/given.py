@@ -111,7 +111,7 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
         return f"{told.removesuffix(' what')} {part}{count}."
     return (
         f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
-        "such as with other random numbers in them. More `steps` after the save would tell whether they come later."
+        "such as with other random numbers in them. More `steps` would tell whether they come later."
     )
 
 

@@ -54,13 +54,15 @@ class Gradient:
 class OfStep:
     """What a rank did in a step. steps: class of an optimizer → how often it stepped. stale: parameters whose gradient
     was still that of the step before when the first backward began. gradients: by the names of parameters. waiting:
-    parameters with a gradient that no optimizer has stepped with when the operation ends."""
+    parameters with a gradient that no optimizer has stepped with when the operation ends. rates: the learning rates
+    of the param groups with which the latest optimizer stepped."""
 
     backwards: int
     steps: Mapping[str, int]
     gradients: Mapping[str, Gradient]
     stale: Sequence[str]
     waiting: Sequence[str] = ()
+    rates: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
                 for name, (one, two, three, four, sharded, copies) in told["gradients"].items()
             }
             found.setdefault(record.op, {})[record.rank] = OfStep(
-                told["backwards"], told["steps"], gradients, told["stale"], told["waiting"]
+                told["backwards"], told["steps"], gradients, told["stale"], told["waiting"], told["rates"]
             )
     return found
 
@@ -226,7 +228,7 @@ def portrait(
 
     Args:
         ranks, calls, collectives: of the step. before: what there was before it, settings of param groups among it.
-        rates: the learning rates before each step of the run.
+        rates: the learning rates in each step of the run.
     """
     first = ranks.get(0, NOTHING)
     lines = []
@@ -304,6 +306,13 @@ def _factors(gradients: Iterable[Gradient]) -> list[float | None]:
         if not any(one is not None and _near((one, factor)) for one in found):
             found.append(factor)
     return found
+
+
+def rates_at(step: OfStep, before: At) -> str:
+    """The learning rates of the param groups with which an optimizer stepped, each number once; those from before the
+    step, if it is none of torch's."""
+    told = [f"{rate:.6g}" for rate in step.rates if rate is not None]
+    return " and ".join(dict.fromkeys(told)) or rates_told(before)
 
 
 def rates_told(before: At) -> str:

@@ -6,7 +6,7 @@ import hashlib
 
 from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.measured import REDUCED, portrait, rates_told
+from shardproof.trainer.measured import NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
 
 
@@ -51,7 +51,8 @@ def side_by_side(judging: Judging, session: Session, ops: tuple[int, int], names
 
 
 def _lines(judging: Judging, session: Session, op: int) -> list[str]:
-    rates = [rates_told(judging.at(each.index - 1)) for each in session.ops if each.kind == "step"]
+    steps = [each.index for each in session.ops if each.kind == "step"]
+    rates = [rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps]
     return portrait(
         judging.measured[op], judging.model_calls.get(op, {}), judging.collectives.get(op, {}), judging.at(op - 1),
         rates if all(rates) else [],

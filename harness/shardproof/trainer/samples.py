@@ -50,12 +50,13 @@ def samples_by_op(records: Iterable[Record]) -> dict[int, Samples]:
     return {op: {digest: each[0] for digest, each in own.items() if len(each) == 1} for op, own in found.items()}
 
 
-def weighed_apart(one: Samples, other: Samples, names: tuple[str, str]) -> str:
+def weighed_apart(one: Samples, other: Samples, names: tuple[str, str], *, common: bool = True) -> str:
     """A sentence on samples that two ways weigh otherwise in a step; empty where they weigh all alike, or by no number
     that calls have in common.
 
     Args:
-        one, other: of the step. names: of the ways, such as `micro=4` and `micro=1`.
+        one, other: of the step. names: of the ways, such as `micro=4` and `micro=1`. common: whether one factor for
+            all samples is told; what the backward leaves may be alike all the same, as where ranks are averaged.
     """
     both = [(one[digest], other[digest]) for digest in one if digest in other]
     if len(both) < 2 or not any(mine.gradient for mine, _ in both) or not any(its.gradient for _, its in both):
@@ -81,7 +82,7 @@ def weighed_apart(one: Samples, other: Samples, names: tuple[str, str]) -> str:
     values = {round(factor, 9) for factor in factors.values()}
     if max(values) - min(values) <= NEAR * max(map(abs, values)):
         factor = next(iter(factors.values()))
-        if abs(factor - 1) <= NEAR:
+        if abs(factor - 1) <= NEAR or not common:
             return ""
         return (
             f"The gradient that the loss hands to the model's output is with {names[1]} {factor:.4g} times that with "

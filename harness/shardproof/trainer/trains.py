@@ -27,8 +27,9 @@ from shardproof.trainer.gradients import (
 )
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.measured import (
+    NOTHING,
     evaluates,
-    rates_told,
+    rates_at,
     same_rows,
     scaled_apart,
     stale,
@@ -133,7 +134,7 @@ def _stands_still(judging: Judging, last: At) -> str:
     """A note on a schedule under which the rate is one number in the whole run; empty where there is none, or where it
     changes."""
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
-    rates = {rates_told(judging.at(index - 1)) for index in steps}
+    rates = {rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps}
     scheduled = any(role == SCHEDULER and name.endswith(".last_epoch") for role, name in last)
     return schedule_stands_still(rates.pop(), len(steps)) if scheduled and len(rates) == 1 and rates != {""} else ""
 

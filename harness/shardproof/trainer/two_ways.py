@@ -13,7 +13,7 @@ from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
-from shardproof.trainer.backward_apart import backward_apart, counts_of
+from shardproof.trainer.backward_apart import backward_apart, counts_of, same_lengths
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
@@ -177,7 +177,7 @@ def _said(
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
-        weighed_apart(judging.samples.get(ops[0], {}), judging.samples.get(ops[1], {}), names),
+        _weighed(judging, ops, names, near or NEAR),
         _backward(judging, ops, names, near or NEAR),
     )
     pointed = not any(measured)  # what may have made it is told where nothing was measured that did
@@ -200,6 +200,13 @@ def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:
     """Whether each rank's model was given the same in both ways, so far as anybody knows. ops: as in `_how_often`."""
     one, other = (judging.given.get(op, {}) for op in ops)
     return not one or not other or one == other
+
+
+def _weighed(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
+    """Which samples the loss weighs otherwise; one factor for all is told where the backward makes one of it, too."""
+    one, other = (judging.measured.get(op, {}) for op in ops)
+    mine, its = (judging.samples.get(op, {}) for op in ops)
+    return weighed_apart(mine, its, names, common=not same_lengths(one, other, near))
 
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.backward_apart import backward_apart, counts_of
+from shardproof.trainer.backward_apart import backward_apart, counts_of, same_lengths
 from shardproof.trainer.measured import Call, Gradient, OfStep
 
 WAYS = "split=no", "split=yes"
@@ -64,6 +64,13 @@ def test_nothing_is_told_of_what_is_alike_or_unknown(one: dict[int, OfStep], oth
 def test_parts_of_sharded_gradients_make_one_length() -> None:
     halves = {rank: step((1, 1), sharded=True) for rank in range(2)}
     assert backward_apart(halves, {0: step((2**0.5, 2**0.5))}, WAYS, {}) == ""
+
+
+def test_whether_the_backward_leaves_the_same_lengths() -> None:
+    assert same_lengths({0: step((1, 1))}, {0: step((1, 2))}, 0.01)
+    assert not same_lengths({0: step((1, 1))}, {0: step((2, 1))}, 0.01)
+    assert not same_lengths({0: step((1, 1))}, {0: step((1, 1), (1, 1))}, 0.01)
+    assert not same_lengths({}, {}, 0.01)
 
 
 def test_counts_of_a_step() -> None:

@@ -4,6 +4,7 @@ one tensor apart."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from shardproof.trainer.measured import (
     measured_by_op,
     model_calls_by_op,
     portrait,
+    rates_at,
     rates_told,
     same_rows,
     scaled_apart,
@@ -127,7 +129,8 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
     ranks = {0: step(scaled(0.5)), 1: step(scaled(0.5, squares=5.0))}
     calls = {0: [Call(("a", "b"), (0.5, 0.5), False)]}
     seen = {0: {("all_reduce", 6, (0, 1)): Seen(1, "", "BFloat16")}}
-    assert rates_told(before) == "0.1"
+    assert rates_told(before) == rates_at(step(), before) == "0.1"
+    assert rates_at(OfStep(1, {}, {}, (), (), (0.5, 0.25, 0.5, None)), before) == "0.5 and 0.25"
     assert portrait(ranks, calls, seen, before, ["0.1", "0.2"]) == [
         "data: rank 0 calls the model once, with 2 rows",
         "loss: a cross-entropy, which weighs in all the 2 targets of rank 0 by 1; a mean of them weighs 1",
@@ -164,7 +167,7 @@ def run(clip: float, *, clears: bool) -> tuple[list[OfStep], list[Call]]:
 
 def test_a_rank_measures_its_second_step() -> None:
     (first, second), calls = run(0.5, clears=True)
-    assert (first.backwards, first.steps, first.gradients) == (1, {"SGD": 1}, {})
+    assert (first.backwards, first.steps, first.gradients, first.rates) == (1, {"SGD": 1}, {}, [0.1])
     assert {name: one.factor for name, one in second.gradients.items()} == pytest.approx({"weight": 0.5, "bias": 0.5})
     assert second.stale == []
     assert calls[0].weights == pytest.approx([0.2] * 5)
@@ -188,6 +191,27 @@ def test_a_backward_inside_of_a_step_belongs_to_it() -> None:
         step = measured_by_op([seen.record(0, 0, parameters)])[0][0]
     assert {name: one.factor for name, one in step.gradients.items()} == {"weight": 1.0, "bias": 1.0}
     assert step.waiting == []
+
+
+class Every(torch.optim.SGD):
+    """Updates in each second call of `step`, and leaves the others without effect."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        return super().step(closure) if self.calls % 2 == 0 else None
+
+
+def test_a_step_counts_once_and_only_where_something_changes() -> None:
+    model, seen = nn.Linear(4, 1), Measured()
+    optimizer = Every(model.parameters(), lr=0.1)
+    with seen.watched():
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        record = seen.record(0, 0, {})
+    assert measured_by_op([record])[0][0].steps == {"Every": 2}
 
 
 def test_a_gradient_that_no_step_has_used_waits() -> None:

@@ -38,7 +38,8 @@ Size = tuple[float, float]
 class Measured:
     """What there was since the latest record.
 
-    backwards, steps: how often a backward ran, and an optimizer of each class stepped. gradients: identity of a
+    backwards, steps: how often a backward ran, and an optimizer of each class stepped. rates: the learning rates of the
+    param groups in the latest of these steps; None of one that is no number. gradients: identity of a
     parameter → size of its gradient after the latest backward, and before the step that came then. stale: those whose
     gradient was, when a backward began, still the one that an optimizer had stepped with.
     """
@@ -50,7 +51,9 @@ class Measured:
 
     def _begin_anew(self) -> None:
         self.backwards, self._backwards_before, self.steps = 0, 0, Counter[str]()
+        self._inside, self._held_before, self._gradients_before = 0, list[Size | None](), dict[int, Size]()
         self.gradients = dict[int, tuple[Size, Size]]()
+        self.rates = list[float | None]()
         self.stale, self._after = set[int](), dict[int, Size]()
 
     @contextmanager
@@ -98,7 +101,7 @@ class Measured:
             if key in own
         }
         told = {
-            "backwards": self.backwards, "steps": self.steps, "gradients": gradients,
+            "backwards": self.backwards, "steps": self.steps, "gradients": gradients, "rates": self.rates,
             "stale": sorted(own[key] for key in self.stale if key in own),
             "waiting": sorted(own[key] for key in waiting if key in own),
         }  # fmt: skip
@@ -117,17 +120,25 @@ class Measured:
         """Keep what an optimizer has when it begins to step."""
         if torch.compiler.is_compiling():
             return
-        self.steps[type(optimizer).__name__] += 1
+        self._inside += 1
+        if self._inside > 1:  # of a class that calls the `step` of the one it derives from
+            return
         self._backwards_before = self.backwards
-        self._keep(_parameters_of(optimizer))
+        self._held_before = _sizes_of(optimizer)
+        self._gradients_before = self._sizes(_parameters_of(optimizer))
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Keep the gradients that an optimizer had, if it made them itself, by a closure with a backward."""
-        if not torch.compiler.is_compiling() and self.backwards > self._backwards_before:
-            self._keep(_parameters_of(optimizer))
-
-    def _keep(self, own: Mapping[int, ReferenceType[torch.Tensor]]) -> None:
-        before = self._sizes(own)
+        """Count a step that changed a parameter or a state, which one that returns early does not, and keep the
+        gradients that the optimizer had: those of now, if it made them itself, by a closure with a backward."""
+        if torch.compiler.is_compiling():
+            return
+        self._inside = max(self._inside - 1, 0)
+        if self._inside or self._held_before == _sizes_of(optimizer):
+            return
+        self.steps[type(optimizer).__name__] += 1
+        self.rates = [_rate(group.get("lr")) for group in optimizer.param_groups]
+        own = _parameters_of(optimizer)
+        before = self._sizes(own) if self.backwards > self._backwards_before else self._gradients_before
         self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}
         self._last |= before
         self._parameters |= own
@@ -154,6 +165,21 @@ def _called(held: Held) -> str:
     """The name of a parameter, or of several that one flat one joins."""
     (first, *_), *others = held.names
     return f"{first} and {len(others)} more" if others else first
+
+
+def _sizes_of(optimizer: torch.optim.Optimizer) -> list[Size | None]:
+    """The sizes of an optimizer's parameters and their state, by which a step that changed nothing is told."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    beside = [value for own in state if isinstance(own, dict) for value in own.values()]
+    return [_size(one) for one in (*parameters, *beside) if isinstance(one, torch.Tensor)]
+
+
+def _rate(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, ReferenceType[torch.Tensor]]:

@@ -87,10 +87,6 @@ class DDPZeRO(Trainer):
             getattr(self, name).load_state_dict(kept[name])
 
     def state(self) -> dict[str, Any]:
-        """The optimizer as one: the settings of all parameters, and the state of those that this rank steps. What
-        was gathered for a checkpoint is left out, and so is the scheduler, which leads there."""
-        inner = self.optimizer.optim
-        whole = object.__new__(type(inner))
-        vars(whole).update(vars(inner), param_groups=self.optimizer.param_groups)
-        found = {"model": self.model, "optimizer": whole}
+        """Of the scheduler, its place and its rate."""
+        found = {"model": self.model, "optimizer": self.optimizer}
         return {**found, "epoch": self.scheduler.last_epoch, "rate": self.scheduler.get_last_lr()[0]}

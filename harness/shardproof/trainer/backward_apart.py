@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose, sqrt
 
-from shardproof.trainer.measured import Call, OfStep
+from shardproof.trainer.measured import Call, OfStep, squares_of
 from shardproof.trainer.scaled import NEAR
 
 MOST_TOLD = 4
@@ -79,15 +79,7 @@ def counts_of(ranks: Ranks, calls: Mapping[int, Sequence[Call]]) -> dict[str, in
 
 def _lengths(ranks: Ranks, *, after: bool) -> dict[str, float]:
     """The length of each parameter's whole gradient."""
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for step in ranks.values() for name in step.gradients):
-        own = [step.gradients[name] for step in ranks.values() if name in step.gradients]
-        squares = [(one.after if after else one.before)[0] for one in own]
-        if own[0].sharded:
-            found[name] = sqrt(sum(squares) / own[0].copies)
-        elif isclose(max(squares), min(squares), rel_tol=NEAR):
-            found[name] = sqrt(squares[0])
-    return found
+    return {name: sqrt(squares) for name, (squares, _) in squares_of(ranks, after=after).items()}
 
 
 def _one(factors: Iterable[float], near: float) -> float | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shardproof.observe.record import Record
+from shardproof.readers.values import STORAGE_DTYPE
 from shardproof.trainer.arms import COLLECTIVES
 
 Collective = tuple[str, int, tuple[int, ...]]
@@ -33,9 +34,6 @@ MOST_APART = 1
 """Two ways with more reductions than that which only one of them has are built otherwise, and nothing is told."""
 
 MOST_TOLD = 3
-
-DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Double": "fp64"}
-"""The names of dtypes in torch's flight recorder, and ours."""
 
 NEVER = Seen(0, "", "")
 
@@ -107,7 +105,8 @@ def reduced(own: OfRank) -> str:
     """What a rank reduces in a step, in a few words; empty where it is nothing."""
     found = _reductions(own)
     told = [
-        f"{_called(key)} in {DTYPES.get(seen.dtype, seen.dtype)}, {_times(seen.often)}" for key, seen in found.items()
+        f"{_called(key)} in {STORAGE_DTYPE.get(f'{seen.dtype}Storage', seen.dtype)}, {_times(seen.often)}"
+        for key, seen in found.items()
     ]
     more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
     return "; ".join([*told[:MOST_TOLD], *more])

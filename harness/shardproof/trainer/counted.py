@@ -19,12 +19,13 @@ from shardproof.trainer.rounding import HALF, ROUNDING, At
 _NUMBER = re.compile(r"(int|float) (\S+)")
 
 
-def with_counted(both: Both, ways: tuple[At, At], begun: tuple[At, At], *, half: bool) -> Both:
+def with_counted(both: Both, ways: tuple[At, At], begun: tuple[At, At], *, half: bool, exactly: bool = False) -> Both:
     """What two ways can be compared in, with the plain numbers that steps have changed in both and that are not alike.
 
     Args:
         ways: what either way holds. begun: what each held at first. half: whether a part computes in bf16 or fp16, so
-            that numbers with a fraction may be further apart.
+            that numbers with a fraction may be further apart. exactly: whether nothing may be apart by rounding;
+            numbers that are so stay among the settings then, of which a note tells.
     """
     share = HALF if half else ROUNDING
     changed = {name: (mine, its) for name, mine, its in _changed(ways, begun) if mine != its}
@@ -32,7 +33,7 @@ def with_counted(both: Both, ways: tuple[At, At], begun: tuple[At, At], *, half:
     one, other = (
         {**kept, **{name: way[name] for name in names}} for kept, way in zip((both.one, both.other), ways, strict=True)
     )
-    return replace(both, one=one, other=other, settings=both.settings - changed.keys())
+    return replace(both, one=one, other=other, settings=both.settings - (names if exactly else changed.keys()))
 
 
 def _changed(ways: tuple[At, At], begun: tuple[At, At]) -> Iterator[tuple[Name, str, str]]:

@@ -62,11 +62,6 @@ def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int 
     return f"{here} step {place} of epoch {epoch}."
 
 
-def length_of(steps: OfSteps) -> int:
-    """How many steps the first epoch has; 0 where a run does not come to its end."""
-    return next((step for step, (epoch, _) in sorted(epochs_of(steps).items()) if epoch), 0)
-
-
 def first_epoch_alone(steps: OfSteps, saved: int) -> str:
     """A note that the save lies in the first epoch, so that a resume in a later one is not tried; empty where it does
     not, or where nobody knows what the steps were given.
@@ -77,7 +72,7 @@ def first_epoch_alone(steps: OfSteps, saved: int) -> str:
     places = epochs_of(steps)
     if not all(steps.values()) or places.get(saved, (1, 0))[0]:
         return ""
-    length = length_of(steps)
+    length = next((step for step, (epoch, _) in sorted(places.items()) if epoch), 0)  # 0: its end is not reached
     ends = f", which ends with step {length - 1}" if length else ""
     before, after = (length + max(1, length // 2), length) if length else (8, 8)
     would = "would try it" if length else "may try it, and so may a shorter data set"

@@ -11,6 +11,7 @@ from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import GRADIENTS
 from shardproof.trainer.every_mesh import Values, without_rank
 from shardproof.trainer.rounding import HALVES, PARAMS
+from shardproof.trainer.telling import one_or_many
 
 NONE, ZEROS, NOT_FINITE, GRADIENT = "none", "zeros", "not finite", "gradient"
 FROZEN, STEPPED_FROZEN = "frozen", "stepped although frozen"
@@ -96,11 +97,10 @@ def reached_apart(first: OfParameters, own: OfParameters, names: tuple[str, str]
     for mine, its, way, other in ((first, own, *names), (own, first, *names[::-1])):
         lacking = sorted(name for name in mine if name and mine[name] == GRADIENT and its.get(name) in (NONE, ZEROS))
         if lacking:
-            which = lacking[0] if len(lacking) == 1 else f"{len(lacking)} parameters, such as {lacking[0]},"
             what = "no gradient reaches" if its[lacking[0]] == NONE else "all gradients are zeros of"
             return (
-                f"With {other} {what} {which} and with {way} some other than zero come: look at what cuts the graph "
-                "there, such as a collective without a backward, and at what the loss depends on."
+                f"With {other} {what} {one_or_many(lacking)} and with {way} some other than zero come: look at what "
+                "cuts the graph there, such as a collective without a backward, and at what the loss depends on."
             )
     return ""
 

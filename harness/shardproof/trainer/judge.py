@@ -61,7 +61,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.trainer.files_hold import absent_from, held_as_in, not_made_by_build, written
 from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
-from shardproof.trainer.judging import Judging
+from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -253,9 +253,9 @@ class Judge(Judging):
                          if op.kind == "step" and op.index > self.saved])  # fmt: skip
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
         data = self.data_of(resumed, found)
+        step = step_of(resumed, found)
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data,
-                              step=next((op.iteration for op in resumed.ops if found and op.index == found[0].key.op
-                                         and op.kind == "step"), -1))  # fmt: skip
+                              step=step.iteration if step else -1)  # fmt: skip
         if at_load and around.left_alone(found):
             sentence = f"{sentence}{self._under_other_names(found)}"
         elif at_load:

@@ -15,6 +15,7 @@ from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
 from shardproof.observe.settings import SETTING
+from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
@@ -334,7 +335,7 @@ class Judging:
 
     def data_of(self, session: Session, found: Sequence[Difference]) -> str:
         """Whether a session was given other data than the uninterrupted one in the step after which it differs."""
-        step = next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
+        step = step_of(session, found)
         if step is None:
             return ""
         ways = (self._given_to_the_model, self._given_by_name)
@@ -374,6 +375,11 @@ class Judging:
     def exact(self) -> bool:
         """Whether gradients are exact, so that steps on another mesh come to the same bits."""
         return any(note == wording.PROBED for note in self.notes)
+
+
+def step_of(session: Session, found: Sequence[Difference]) -> Op | None:
+    """The step of a session after which it differs; None where it differs after anything else, or nowhere."""
+    return next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
 
 
 def _of_steps(session: Session, given: Callable[[int], Given]) -> dict[int, Given]:

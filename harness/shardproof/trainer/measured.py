@@ -19,6 +19,7 @@ from shardproof.trainer.arms import GIVEN, MEASURED
 from shardproof.trainer.collectives import OfRank, reduced
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.scaled import NEAR
+from shardproof.trainer.telling import one_or_many
 
 MOST_TOLD = 3
 
@@ -136,10 +137,10 @@ def stale(ranks: Mapping[int, OfStep], step: int) -> str:
     names = sorted({name for each in ranks.values() for name in each.stale})
     if not names:
         return ""
-    which = names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
     return (
-        f"when the backward of step {step} begins, `.grad` of {which} is still what an optimizer has stepped with "
-        "before, so that this gradient counts again: look at what should have cleared it, such as `zero_grad`"
+        f"when the backward of step {step} begins, `.grad` of {one_or_many(names)} is still what an optimizer has "
+        "stepped with before, so that this gradient counts again: look at what should have cleared it, such as "
+        "`zero_grad`"
     )
 
 
@@ -278,19 +279,33 @@ def _between(ranks: Mapping[int, OfStep]) -> str:
     return f"between the backward and the optimizer all are multiplied by {told[0]:.5g}{length}"
 
 
-def _norm(ranks: Mapping[int, OfStep], *, after: bool) -> float | None:
-    """The norm of the whole gradient; None where it is not known which ranks have the same of it."""
-    squares = 0.0
-    for name in {name for step in ranks.values() for name in step.gradients}:
+def squares_of(ranks: Mapping[int, OfStep], *, after: bool) -> dict[str, tuple[float, bool]]:
+    """Of each parameter whose whole gradient is known, the sum of its squares, and whether all ranks have to do with
+    it. Not known is one that ranks have whole, and not alike.
+
+    Args:
+        after: right after the backward, or else right before the step.
+    """
+    found: dict[str, tuple[float, bool]] = {}
+    for name in _names(ranks):
         own = [step.gradients[name] for step in ranks.values() if name in step.gradients]
         sizes = [(one.after if after else one.before)[0] for one in own]
         if own[0].sharded:
-            squares += sum(sizes) / own[0].copies
-        elif len(own) == len(ranks) and _near(sizes):
-            squares += sizes[0]
-        else:
-            return None
-    return sqrt(squares)
+            found[name] = sum(sizes) / own[0].copies, True
+        elif _near(sizes):
+            found[name] = sizes[0], len(own) == len(ranks)
+    return found
+
+
+def _names(ranks: Mapping[int, OfStep]) -> list[str]:
+    return list(dict.fromkeys(name for step in ranks.values() for name in step.gradients))
+
+
+def _norm(ranks: Mapping[int, OfStep], *, after: bool) -> float | None:
+    """The norm of the whole gradient; None where it is not known which ranks have the same of it."""
+    squares = squares_of(ranks, after=after)
+    known = len(squares) == len(_names(ranks)) and all(everywhere for _, everywhere in squares.values())
+    return sqrt(sum(size for size, _ in squares.values())) if known else None
 
 
 def _factors(gradients: Iterable[Gradient]) -> list[float | None]:

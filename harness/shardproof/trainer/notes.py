@@ -10,6 +10,7 @@ import numpy as np
 from shardproof.observe.logical import Value
 from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import FLOATS, HALF, HALF_OF_PARAMS, ROUNDING, ULPS
+from shardproof.trainer.telling import one_or_many
 from shardproof.trainer.wording import ROUNDED, called
 
 OF_BEFORE = ", of the parameters from before the model was sharded"
@@ -242,10 +243,10 @@ def declared_frozen_moves(names: Sequence[str], step: int, *, trainable: bool) -
 
 def uncounted(names: Sequence[str], steps: int) -> str:
     """An optimizer's counts of steps stay what they are, though the parameters move."""
-    which = f"{names[0]}" if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
     return (
-        f"The optimizer never counts its steps: its `step` of {which} is the same after each of {steps} steps that "
-        "change it. What depends on the count, such as the bias correction of Adam, stays that of the first step."
+        f"The optimizer never counts its steps: its `step` of {one_or_many(names)} is the same after each of {steps} "
+        "steps that change it. What depends on the count, such as the bias correction of Adam, stays that of the first "
+        "step."
     )
 
 
@@ -268,7 +269,7 @@ def frozen_moves(names: Sequence[str], step: int) -> str:
 
 
 def _are(names: Sequence[str]) -> str:
-    return f"{names[0]} is" if len(names) == 1 else f"{len(names)} parameters, such as {names[0]}, are"
+    return f"{one_or_many(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _change(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which of many differences a sentence shows."""
+"""Which of many differences a sentence shows, and how it calls many parameters."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def most_telling(found: Sequence[Difference]) -> Difference:
         return first
     larger = (one for one in found if one.key.op == first.key.op and one.kind == "bits" and not _is_a_warning(one))
     return next((one for one in larger if not small or (one.max_ulp or 0) >= LARGE), first)
+
+
+def one_or_many(names: Sequence[str]) -> str:
+    """What a sentence calls parameters: the name of one, or how many there are and the first."""
+    return names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
 
 
 def _is_a_warning(one: Difference) -> bool:

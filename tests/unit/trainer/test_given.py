@@ -194,6 +194,9 @@ def test_a_number_that_steps_make_and_that_rounds_otherwise_is_alike() -> None:
     both = with_counted(of_both(*ways), ways, ({}, {}), half=False)
     assert not both.one
     assert not both.settings
+    exact = with_counted(of_both(*ways), ways, ({}, {}), half=False, exactly=True)
+    assert not exact.one
+    assert exact.settings == {(EXTRA_STATE, "norm")}, "which a note tells"
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,16 @@ def test_a_loss_that_is_no_cross_entropy_has_no_weights() -> None:
     assert weights_of_targets(output, output) == []
     assert weights_of_targets(output[:, :2], gradient[:, :2]) == []
     assert weights_of_targets(output, torch.full((4, 5), math.nan)) == []
+
+
+def test_what_each_rank_has_of_its_own_is_no_part_of_a_tensor() -> None:
+    """Experts that a trainer calls `local` may be scaled by other numbers on other ranks."""
+    own, seen = nn.Linear(4, 1), Measured()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    seen.know([optimizer])
+    held = {id(one): whole_tensor(one, (name,), own=True) for name, one in own.named_parameters()}
+    with seen.watched():
+        own(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        step = measured_by_op([seen.record(0, 0, held)])[0][0]
+    assert {name: one.sharded for name, one in step.gradients.items()} == {"weight": False, "bias": False}

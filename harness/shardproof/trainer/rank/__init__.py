@@ -35,6 +35,7 @@ from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
     ANEW,
+    CUT,
     KEYS,
     NOTE,
     OTHER,
@@ -145,8 +146,10 @@ class Rank:
             with self._device():
                 return list(self._records(op.index, self.state))
         if op.kind != "step":
-            after = self.measured.backwards and [self.measured.record(op.index, self.context.rank, self.parameters)]
-            return [*self._notes(op.index), *(after or ())]
+            notes = list(self._notes(op.index))
+            if self.measured.backwards:  # since the latest update, as of an accumulation that is not over
+                notes.append(self.measured.record(op.index, self.context.rank, self.parameters))
+            return notes
         if not self.taken and op.arm in (RESUMED, STOPPED, SECOND_RESUME):
             return []  # the judge says that the run ended early
         if not self.taken:
@@ -193,8 +196,9 @@ class Rank:
         within.enter_context(self.inputs.watched())
         within.enter_context(self.loaded_keys.watched())
         within.enter_context(self.gradients.watched())
-        within.enter_context(self.measured.watched())
-        self.measured.know(self.state.values())
+        if op.arm.startswith((WHOLE, ALIKE, CUT, RESUMED, STOPPED)):  # of which the judge asks what a step does
+            within.enter_context(self.measured.watched())
+            self.measured.know(self.state.values())
         if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
             within.enter_context(self.calls.watched())
         return within

@@ -31,6 +31,7 @@ from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.rank.calls import MOST, UNREAD, digest_of_given, tensors_of
 from shardproof.trainer.rank.lines import where_of
+from shardproof.trainer.rank.measured import MOST_ELEMENTS, weights_for
 from shardproof.trainer.rank.pieces import raw
 
 MOST_SAMPLES = 256
@@ -40,7 +41,6 @@ LEAST_CLASSES = 3
 """With fewer, any gradient whose elements add up to zero looks like that of a cross-entropy."""
 
 NEAR_TARGET = 1e-3
-MOST_ELEMENTS = 1 << 20
 
 
 @dataclass
@@ -170,7 +170,7 @@ def _keep(given: Given, output: torch.Tensor, gradient: torch.Tensor) -> None:
     try:
         with torch.no_grad():
             rows = gradient.detach().reshape(given.rows, -1).to(torch.float64)
-            signs = (rows * torch.arange(1.0, rows.shape[1] + 1, dtype=rows.dtype, device=rows.device).cos()).sum(1)
+            signs = (rows * weights_for(rows)).sum(1)
             sizes = (rows.norm(dim=1) * torch.where(signs < 0, -1.0, 1.0)).tolist()
     except Exception:  # as of `_samples`
         return

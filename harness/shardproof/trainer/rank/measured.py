@@ -96,7 +96,7 @@ class Measured:
         now = self._sizes(self._parameters)
         waiting = [key for key, size in now.items() if any(size) and size != self._last.get(key)]
         gradients = {
-            own[key]: [*after, *before, not parameters[key].whole, self._copies(key)]
+            own[key]: [*after, *before, _is_shared_out(parameters[key]), self._copies(key)]
             for key, (after, before) in self.gradients.items()
             if key in own
         }
@@ -161,6 +161,11 @@ class Measured:
         return prod(size for placement, size in places if isinstance(placement, Replicate))
 
 
+def _is_shared_out(held: Held) -> bool:
+    """Whether other ranks hold the rest of the tensor. What a trainer calls `local` is whole on each rank."""
+    return not held.own and not held.whole
+
+
 def _called(held: Held) -> str:
     """The name of a parameter, or of several that one flat one joins."""
     (first, *_), *others = held.names
@@ -186,6 +191,15 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, ReferenceType[
     return {id(parameter): ref(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
+def weights_for(last: torch.Tensor) -> torch.Tensor:
+    """Another number for each place of the last dim, so that a sum with them tells the sign and the order.
+
+    Args:
+        last: (..., numbers), of floats.
+    """
+    return torch.arange(1.0, last.shape[-1] + 1, dtype=last.dtype, device=last.device).cos()
+
+
 def _size(gradient: torch.Tensor | None) -> Size | None:
     if gradient is None:
         return None
@@ -195,7 +209,6 @@ def _size(gradient: torch.Tensor | None) -> Size | None:
             if local.numel() > MOST_ELEMENTS:
                 return None
             own = local.detach().reshape(-1).to(torch.float64)
-            weights = torch.arange(1.0, own.numel() + 1, dtype=own.dtype, device=own.device).cos()
-            return float(own.square().sum()), float((own * weights).sum())
+            return float(own.square().sum()), float((own * weights_for(own)).sum())
     except Exception:  # of a kind that has no such operator
         return None

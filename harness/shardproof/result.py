@@ -70,7 +70,8 @@ class ArmResult:
     """The verdict of one arm of a trainer's cell (`shardproof.trainer`).
 
     * name: such as `resumed`, or `other mesh 4`. verdict: the text of a `Verdict`.
-    * sentence: what went wrong, in a whole sentence; of `unsupported` and `unknown`, why.
+    * sentence: what went wrong, in whole sentences, with a line break between paragraphs; of `unsupported` and
+      `unknown`, why.
     * notes: what was not compared, and why.
     """
 
@@ -78,6 +79,11 @@ class ArmResult:
     verdict: str
     sentence: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def paragraphs(self) -> tuple[str, ...]:
+        """The paragraphs of `sentence`; none of an empty one."""
+        return tuple(self.sentence.splitlines())
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ CHILD = (
     "shardproof.torch_schedules",
     "shardproof.trainer.judge",
     "shardproof.trainer.judging",
+    "shardproof.trainer.line_by_line",
     "shardproof.trainer.harmless",
     "shardproof.trainer.other_mesh",
     "shardproof.trainer.portrait",

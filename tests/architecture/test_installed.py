@@ -127,6 +127,7 @@ def test_a_plugin_beside_their_packages_is_found(python: Path, repository: Path)
     assert "1 pass" in " ".join(said_by(repository, python.parent / "shardproof", *command).split())
 
 
+@pytest.mark.nightly
 def test_a_shipped_trainer_refuses_an_arm_and_not_the_cell(python: Path, repository: Path) -> None:
     """An installed trainer lies inside of the package: what it raises is no error of shardproof's for that."""
     (site,) = python.parents[1].glob("lib/python*/site-packages")

@@ -43,9 +43,8 @@ STUCK = "boundary.stuck-rank"
 IN_CI = {
     ("torch-fsdp2-186998-silent", "boundary.lost-contribution"),
     ("torch-fsdp2-164929", "boundary.flip-bit"),
-    ("torch-fsdp2-161368", "boundary.flip-bit"),
 }
-"""The first is one of the two that were measured to be swallowed; the others have the faces that are met most."""
+"""The first is one of the two that were measured to be swallowed; the other has a face that is met often."""
 
 
 def _marks(issue: KnownIssue, fault: str) -> list[pytest.MarkDecorator]:

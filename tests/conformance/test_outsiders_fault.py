@@ -41,6 +41,7 @@ def test_a_fault_of_a_plugin_is_noticed_on_the_rank_that_it_strikes(tmp_path: Pa
     assert (first["role"], first["op_index"], first["kind"], first["ranks"]) == ("param", 4, "bits", [0])
 
 
+@pytest.mark.nightly
 def test_a_fault_of_a_plugin_that_finds_nothing_to_strike_has_had_no_effect(tmp_path: Path) -> None:
     _, result = ran(tmp_path, "build step save")
     assert result["verdict"] == "pass"

@@ -63,6 +63,7 @@ def _linked(page: Path) -> list[str]:
     return re.findall(r'class="reference internal" href="([\w/-]+)\.html', page.read_text("utf-8"))
 
 
+@pytest.mark.nightly
 def test_what_does_not_hold_ends_the_build(tmp_path: Path) -> None:
     settings, source = tmp_path / "settings", tmp_path / "source"
     for folder in ("static", "templates"):

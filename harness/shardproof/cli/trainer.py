@@ -173,6 +173,7 @@ def _examined(file: str, asked: Asked) -> int:
     from shardproof.folders import point_latest
     from shardproof.issues.cures import cures_of
     from shardproof.issues.known_issues import KnownIssues
+    from shardproof.program import ARMS
     from shardproof.protocol.registry import system_named
     from shardproof.request import Request
     from shardproof.run import run as execute
@@ -207,6 +208,10 @@ def _examined(file: str, asked: Asked) -> int:
         ray=ray,
     )  # fmt: skip
     ended = execute(request)
+    if not ended.interrupted and asked.program == ARMS and not asked.faults:
+        later = _in_a_later_epoch(ended.report.results)
+        planned += later
+        ended = execute(replace(request, plan=Plan(tuple(planned)))) if later else ended
     order = {scenario.id: place for place, scenario in enumerate(planned)}
     results = sorted(ended.report.results, key=lambda result: order.get(result.id, len(order)))
     _require_importable(found, results)
@@ -218,6 +223,20 @@ def _examined(file: str, asked: Asked) -> int:
     if not asked.quiet and (hint := lead_to_alike(found)):
         print(hint)
     return ended.status
+
+
+MOST_LATER = 2
+"""How many cells are run once more, with a save in a later epoch."""
+
+
+def _in_a_later_epoch(results: Sequence[Result]) -> list[Scenario]:
+    """The first cells whose resume is right with a save in the first epoch of their data, with as many steps as it
+    takes to save in a later one, where another order or another place may be lost."""
+    from shardproof.trainer.epochs import later_program
+
+    programs = ((result, later_program(note for arm in result.arms for note in arm.notes)) for result in results)
+    later = [replace(result.scenario, program=program) for result, program in programs if program]
+    return sorted(later, key=lambda scenario: scenario.options)[:MOST_LATER]
 
 
 def _require_importable(found: Described, results: Sequence[Result]) -> None:

@@ -305,7 +305,9 @@ def cell_message(result: Result) -> str:
     cell = " ".join(result.scenario.options) or "first value of every axis"
     failed = [arm for arm in result.arms if Verdict(arm.verdict).is_failure]
     lines = [f"{result.verdict.value} of {result.system}, {cell}", ""]
-    lines += [f"  {arm.name}: {arm.sentence or arm.verdict}" for arm in failed]
+    for arm in failed:
+        first, *more = arm.paragraphs or (arm.verdict,)
+        lines += [f"  {arm.name}: {first}", *(f"    {paragraph}" for paragraph in more)]
     if result.error is not None and result.error.traceback:
         lines += ["", *(f"  {line}" for line in result.error.traceback.rstrip().splitlines())]
     lines += ["", "with every difference:", f"  {_command(result.scenario)}"]

@@ -75,7 +75,9 @@ def _arms(result: Result, colour: bool) -> Iterator[str]:
         yield _paint("arms", BOLD, colour)
     width = max((len(arm.verdict) for arm in result.arms), default=0)
     for arm in result.arms:
-        yield f"  {arm.verdict:<{width}}  {arm.name}" + (f": {arm.sentence}" if arm.sentence else "")
+        first, *more = arm.paragraphs or ("",)
+        yield f"  {arm.verdict:<{width}}  {arm.name}" + (f": {first}" if first else "")
+        yield from (f"  {'':<{width}}    {paragraph}" for paragraph in more)
         yield from (f"  {'':<{width}}    {_paint(note, SOFT, colour)}" for note in arm.notes)
 
 

@@ -1,6 +1,7 @@
 """In which epoch, and at which place in it, a step has its samples, by their bits alone.
 
-A new epoch begins with the first step that is given a sample which its epoch has had already. A resumed run whose
+A new epoch begins with the first step of whose samples its epoch has had more than half already: all of them, but for
+those that an epoch leaves out at its end. Ranks whose data overlap have less in common. A resumed run whose
 samples are those of the same place in an earlier epoch has lost which epoch it is in, or the random state that
 shuffles; one whose samples are those of another place in the same epoch has lost its place.
 
@@ -10,7 +11,8 @@ epoch in which a sample comes twice, or whose last batch is filled with samples 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 OfSteps = Mapping[int, Collection[str]]
 """Step → digests of the samples that the ranks were given in it."""
@@ -21,10 +23,11 @@ def epochs_of(steps: OfSteps) -> dict[int, tuple[int, int]]:
     found: dict[int, tuple[int, int]] = {}
     seen, epoch, place = set[str](), 0, 0
     for step in sorted(steps):
-        if not seen.isdisjoint(steps[step]):
+        own = {*steps[step]}
+        if len(seen & own) * 2 > len(own):
             seen, epoch, place = set(), epoch + 1, 0
         found[step] = epoch, place
-        seen |= {*steps[step]}
+        seen |= own
         place += 1
     return found
 
@@ -74,9 +77,16 @@ def first_epoch_alone(steps: OfSteps, saved: int) -> str:
         return ""
     length = next((step for step, (epoch, _) in sorted(places.items()) if epoch), 0)  # 0: its end is not reached
     ends = f", which ends with step {length - 1}" if length else ""
-    before, after = (length + max(1, length // 2), length) if length else (8, 8)
+    more = 4 * (saved + 1)
+    before, after = (length + max(1, length // 2), length) if length else (more, more)
     would = "would try it" if length else "may try it, and so may a shorter data set"
     return (
         f"the save comes in the first epoch of the data{ends}: a resume in a later one is not tried, where another "
         f"order or another place may be lost; `--program 'arms {before} {after}'` {would}"
     )
+
+
+def later_program(notes: Iterable[str]) -> str:
+    """The program that `first_epoch_alone` proposes, with the sessions of a resume; empty where no note has one."""
+    found = next(filter(None, (re.search(r"`--program '(arms \d+ \d+)'`", note) for note in notes)), None)
+    return f"{found[1]} resumed second-resume" if found else ""

@@ -120,7 +120,7 @@ def draft(case: FailureCase) -> Draft:
     needs = " ".join(f'"{text}"' if re.search(r"[<>;\s]", text) else text for text in _requires(trainer, result))
     return Draft(
         HOME, SCRIPT, {"sessions": calls}, values=told, library=_needs(needs, modules), case=case, beside=beside,
-        title=shown.arm.sentence, what=_what(shown),
+        title=shown.arm.paragraphs[0], what=_what(shown),
     )  # fmt: skip
 
 

@@ -62,6 +62,7 @@ from shardproof.trainer.files_hold import absent_from, held_as_in, not_made_by_b
 from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
+from shardproof.trainer.line_by_line import line_by_line
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -72,6 +73,7 @@ from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.portrait import end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
+from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
@@ -166,7 +168,8 @@ class Judge(Judging):
                 calls = [self.calls.get(op.index, {}) for op in (one, other)]
                 parted = where_they_part(calls[0], calls[1], ("In one run", "In the other run"))
                 why = likely(differing, one.kind, (first, second), self._by_op.get(one.index - 1, {}))
-                told = " ".join(filter(None, (wording.of_unsteady(differing, one, why), parted)))
+                lines = line_by_line(self, twice, whole, differing, ("one run", "the other"))
+                told = paragraphs(" ".join(filter(None, (wording.of_unsteady(differing, one, why), parted))), lines)
                 self.found.append(ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, told, ()))
                 self.differences += differing
             self.unsteady |= new
@@ -225,7 +228,9 @@ class Judge(Judging):
             found = self.compare(self.at(save - 1), self.at(save), save)
         at_once = bool(found)
         found = found or self.steps_differ(unsaved, self.whole, rounds=False)
-        self.add(UNSAVED, found, wording.of_saving(found, at_once=at_once))
+        ways = "the run without a save", "the one that saves"
+        lines = "" if at_once else line_by_line(self, self.whole, unsaved, found, ways)
+        self.add(UNSAVED, found, paragraphs(wording.of_saving(found, at_once=at_once), lines))
 
     def _cut(self) -> None:
         cut = self.named(CUT)
@@ -267,7 +272,8 @@ class Judge(Judging):
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         saves = self.named(CUT) or self.whole
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
-        sentence = " ".join(filter(None, (waits, sentence)))
+        lines = line_by_line(self, resumed, self.whole, found, ("the run without a break", "the resumed one"))
+        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), lines)
         early = first_epoch_alone(self.samples_of_steps, self.before - 1) if self.loads_data and not found else ""
         notes += [early] if early else []
         behind = self._left_behind(resumed, load)
@@ -351,6 +357,8 @@ class Judge(Judging):
         found = found or self.steps_differ(used, resumed, self.idle | left, rounds=True)
         found, more = beside_random_states(self, used, resumed, found, self.idle | left)
         sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
+        lines = line_by_line(self, used, resumed, found, ("a fresh trainer that loads", "one that has stepped before"))
+        sentence = paragraphs(sentence, lines)
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)

@@ -36,6 +36,8 @@ from shardproof.trainer.given import (
     rows_by_op,
 )
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
+from shardproof.trainer.lines_apart import OfRanks as RanOfRanks
+from shardproof.trainer.lines_apart import of_ranks, ran_by_op
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
@@ -47,6 +49,7 @@ from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of
 from shardproof.trainer.rounding import PARAMS, At, rounded
 from shardproof.trainer.samples import Samples, samples_by_op
 from shardproof.trainer.shared import Names, shared_by_op
+from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
 
@@ -65,7 +68,7 @@ class Judging:
     plain: operation → the plain numbers on rank 0 after it.
     copies: what ranks have differently where they first do. collectives: operation → rank → what it took part in.
     samples: operation → what the loss made of each sample. model_calls: → rank → the calls of its model.
-    measured: operation → rank → what it did to gradients.
+    measured: operation → rank → what it did to gradients. ran: → which of the trainer's statements ran.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -91,6 +94,7 @@ class Judging:
     samples: Mapping[int, Samples]
     model_calls: Mapping[int, Mapping[int, Sequence[Call]]]
     measured: Mapping[int, Mapping[int, OfStep]]
+    ran: Mapping[int, RanOfRanks]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -121,6 +125,7 @@ class Judging:
             elements_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
             collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
+            ran_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -198,11 +203,13 @@ class Judging:
         """Why ranks may have a parameter differently, by what the first step made that parts them."""
         key = wording.first_problem(self.problems).key
         before, value = self.at(key.op - 1), self.at(key.op).get((key.role, key.fqn))
+        lines = of_ranks(self.ran.get(key.op, {}))
         if one := apart(self.copies, before, self.at(key.op)):
-            return one.told()
+            return paragraphs(one.told(), lines)
         numbers = prod(value.shape) if value else 0
         reduced = not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else ""
-        return wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
+        why = wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
+        return paragraphs(why, lines)
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""
@@ -246,7 +253,7 @@ class Judging:
         parted = not found and self._parted(name)
         verdict = Verdict.MISMATCH if found or parted else Verdict.PASS
         made = self._mechanism(found) if found else ""
-        said = " ".join(filter(None, (sentence, made))) if found else ""
+        said = (paragraphs(sentence, made) if "\n" in sentence else f"{sentence} {made}".strip()) if found else ""
         disagreed = {p.key[2:] for p in self.problems}
         if parted or (found and {d.key[2:] for d in found} <= disagreed):
             said = wording.SAME_AS_AGREE

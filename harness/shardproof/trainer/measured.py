@@ -23,8 +23,8 @@ from shardproof.trainer.telling import one_or_many
 
 MOST_TOLD = 3
 
-REDUCED = "reduced"
-"""What the line of a portrait begins with that tells what is reduced over ranks."""
+REDUCED, LINE = "reduced", "line"
+"""What lines of a portrait begin with that tell what is reduced over ranks, and what a statement does."""
 
 
 @dataclass(frozen=True)

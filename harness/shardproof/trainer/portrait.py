@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.measured import NOTHING, REDUCED, portrait, rates_at
+from shardproof.trainer.lines_apart import touched
+from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
+
+MOST_LINES = 10
+"""Statements of a step that a portrait names."""
+
+DOES = {"made": "makes", "changed": "changes", "cleared": "clears"}
 
 
 def portrayed(judging: Judging) -> list[str]:
@@ -15,7 +22,8 @@ def portrayed(judging: Judging) -> list[str]:
     steps = [op for op in judging.whole.ops if op.kind == "step" and judging.measured.get(op.index)]
     measured = [op for op in steps if any(each.gradients for each in judging.measured[op.index].values())]
     for op in (measured or steps)[:1]:
-        return [f"{MEASURED}: step {op.iteration}: {line}" for line in _lines(judging, judging.whole, op.index)]
+        lines = [*_lines(judging, judging.whole, op.index), *_by_line(judging, op.index)]
+        return [f"{MEASURED}: step {op.iteration}: {line}" for line in lines]
     return []
 
 
@@ -57,3 +65,25 @@ def _lines(judging: Judging, session: Session, op: int) -> list[str]:
         judging.measured[op], judging.model_calls.get(op, {}), judging.collectives.get(op, {}), judging.at(op - 1),
         rates if all(rates) else [],
     )  # fmt: skip
+
+
+def _by_line(judging: Judging, op: int) -> list[str]:
+    """Which of the trainer's own statements touch gradients and parameters in a step, on rank 0, in order."""
+    ran = judging.ran.get(op, {}).get(0)
+    lines = [f"{LINE}: {touch.place} {_done(touch.done)}" for touch in touched(ran)] if ran else []
+    more = [f"{LINE}: and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return [*lines[:MOST_LINES], *more]
+
+
+def _done(done: Mapping[str, Sequence[str]]) -> str:
+    """What a statement does, as `changes 2 gradients`."""
+    told = []
+    for what, names in done.items():
+        each = list(dict.fromkeys(names))
+        times = {1: "", 2: ", twice"}.get(len(names) // len(each), f", {len(names) // len(each)} times")
+        if what == "written":
+            told.append(f"writes {each[0] if len(each) == 1 else f'{len(each)} parameters'}{times}")
+        else:
+            one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
+            told.append(f"{DOES[what]} {one}{times}")
+    return " and ".join(told)

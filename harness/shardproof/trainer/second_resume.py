@@ -15,6 +15,8 @@ from shardproof.diff import Difference
 from shardproof.trainer.arms import RESUMED, SECOND_RESUME, STOPPED, WHOLE
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.line_by_line import line_by_line
+from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.waiting import waiting_at
 from shardproof.trainer.wording import differ, first_in_a_step
 from shardproof.verdict import Verdict
@@ -44,7 +46,8 @@ def resumed_again(judging: Judging) -> None:
     if data:
         judging.between = None  # what a step made of them is no mechanism
     waits = waiting_at(judging, stopped or resumed, saved) if found else ""
-    told = " ".join(filter(None, (waits, _sentence(found, later, data))))
+    lines = line_by_line(judging, second, resumed, found, ("the first resume", "the second"))
+    told = paragraphs(" ".join(filter(None, (waits, _sentence(found, later, data)))), lines)
     found, told = judging.with_its_end(second, found, told)
     judging.add(SECOND_RESUME, found, told, [*notes, *more])
 

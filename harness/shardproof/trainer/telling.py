@@ -26,5 +26,10 @@ def one_or_many(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
 
 
+def paragraphs(*texts: str) -> str:
+    """Those of some texts that are not empty, each as a paragraph of an arm's sentence."""
+    return "\n".join(filter(None, texts))
+
+
 def _is_a_warning(one: Difference) -> bool:
     return one.key.fqn.endswith("._step_count")

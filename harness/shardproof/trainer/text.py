@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardproof.observe.record import WRITTEN
+from shardproof.program import ARMS
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.arms import ENDS, MEASURED, TRAINS
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.described import Described
-from shardproof.trainer.measured import REDUCED
+from shardproof.trainer.epochs import later_program
+from shardproof.trainer.measured import LINE, REDUCED
 from shardproof.trainer.unsteady import compared
 from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
@@ -69,7 +71,9 @@ def lead_to_alike(trainer: Described) -> str:
 
 def cell_text(result: Result) -> str:
     """A cell in words: its values that are not the first."""
-    return " ".join(result.scenario.options) or "first value of every axis"
+    program = result.scenario.program
+    more = f", {program}" if program != ARMS else ""
+    return (" ".join(result.scenario.options) or "first value of every axis") + more
 
 
 def _state(results: Sequence[Result]) -> list[str]:
@@ -96,7 +100,7 @@ def _portrait(results: Sequence[Result]) -> list[str]:
     otherwise: dict[str, list[str]] = {}
     for result, (_, lines) in others:
         for line in lines:
-            if line not in first and not line.startswith(REDUCED):
+            if line not in first and not line.startswith((REDUCED, LINE)):
                 otherwise.setdefault(line, []).append(cell_text(result))
     told = [f"  {line}  ({cells[0]}{f' and {len(cells) - 1} more' if len(cells) > 1 else ''})"
             for line, cells in otherwise.items()]  # fmt: skip
@@ -171,8 +175,9 @@ def _cell(result: Result) -> list[str]:
 def _arm(arm: ArmResult) -> list[str]:
     """The line of an arm; of one that passes, with what it did not compare."""
     line = f"    {SIGNS[Verdict(arm.verdict)]:<9} {arm.name}"
-    told = arm.sentence or ("; ".join(arm.notes) if arm.verdict == Verdict.PASS.value else "")
-    return [f"{line}: {told}" if told else line]
+    notes = "; ".join(arm.notes) if arm.verdict == Verdict.PASS.value else ""
+    told, *more = arm.paragraphs or (notes,)
+    return [f"{line}: {told}" if told else line, *(f"{'':<14}{paragraph}" for paragraph in more)]
 
 
 def _commands(result: Result, place: str, again: str) -> list[str]:
@@ -184,7 +189,11 @@ def _commands(result: Result, place: str, again: str) -> list[str]:
 def _not_compared(trainer: Described, results: Sequence[Result]) -> list[str]:
     """What no arm could compare, and what the run without a break does that is seldom meant, each once with the number
     of cells."""
-    every = [(arm, note) for result in results for arm in result.arms for note in arm.left_out]
+    programs = {result.scenario.program for result in results}
+    every = [
+        (arm, note) for result in results for arm in result.arms for note in arm.left_out
+        if later_program([note]) not in programs
+    ]  # fmt: skip
     odd = Counter(note for arm, note in every if arm.name == TRAINS)
     left = Counter(f"{arm.name}: {note}" for arm, note in every if arm.name != TRAINS)
     odd.update(_without_effect(trainer, results))

@@ -23,6 +23,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import reached_apart
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.lines_apart import of_two_ways
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
 from shardproof.trainer.portrait import side_by_side
@@ -31,6 +32,7 @@ from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_round
 from shardproof.trainer.samples import weighed_apart
 from shardproof.trainer.scaled import NEAR
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
+from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.updates import how_often, stepped_apart
 from shardproof.verdict import Verdict
 
@@ -182,9 +184,7 @@ def _said(
         _backward(judging, ops, names, near or NEAR),
     )
     pointed = not any(measured)  # what may have made it is told where nothing was measured that did
-    parts = (
-        *measured,
-        _not_finite(judging, ops, names, wrong),
+    apart = (
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _repeated(judging, session, names),
@@ -192,9 +192,13 @@ def _said(
         _reduced(judging, session, ops, names) if pointed else "",
         _older(judging, session, ops, names, wrong) or rates or (parted if pointed and not counts_alone else ""),
         _shared(judging, session, ops, names, wrong),
-        side_by_side(judging, session, ops, names),
     )
-    return " ".join(filter(None, parts))
+    return paragraphs(
+        " ".join(filter(None, (*measured, _not_finite(judging, ops, names, wrong)))),
+        " ".join(filter(None, apart)),
+        side_by_side(judging, session, ops, names),
+        of_two_ways(judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {}), names),
+    )
 
 
 def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:

@@ -19,7 +19,7 @@ def headline(result: Result) -> str:
     if result.explanations:
         return result.explanations[0].text
     if result.headline_arm is not None and result.headline_arm.sentence:
-        return f"{result.headline_arm.name}: {result.headline_arm.sentence}"
+        return f"{result.headline_arm.name}: {result.headline_arm.paragraphs[0]}"
     if result.error is not None:
         rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
         message = first_line(result.error.message)

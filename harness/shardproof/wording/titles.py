@@ -212,7 +212,7 @@ def _failure(result: Result) -> str:
 def _of_arm(arm: ArmResult) -> str:
     """What an arm says without its last full stop. Of what is too long the first sentence, and of a sentence that is
     still too long what stands before its colon."""
-    told = arm.sentence.strip().removesuffix(".")
+    told = arm.paragraphs[0].strip().removesuffix(".")
     told = told.split(". ", 1)[0] if len(told) > LONGEST else told
     clause = told.split(": ", 1)[0]
     return clause if len(told) > LONGEST and len(clause) >= LONGEST // 4 else told

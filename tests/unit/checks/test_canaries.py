@@ -224,6 +224,7 @@ def test_a_planted_fault_is_noticed_and_its_control_passes(monkeypatch: pytest.M
     assert len(found.results) == len(FAULT.scenario_axes)
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_struck_rank_comes_to_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canaries, "strikes", lambda: strikes_with("boundary.kill-rank"))

@@ -37,6 +37,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_sweep_is_a_table_and_a_document(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", str(scenario), "--versions", "1.0..1.2", "--json", "sweep.json", *PLUGIN]
@@ -57,6 +58,7 @@ def test_a_sweep_is_a_table_and_a_document(scenario: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == f"reports/sweep-fake/failures/{failed}.html\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_bisection_says_where_it_changed(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bisect", str(scenario), "--good", "1.0", "--bad", "1.1", "--json", "found.json", *PLUGIN]

@@ -69,6 +69,7 @@ def _has(command: click.Command, option: str) -> bool:
     return any(option in parameter.opts for parameter in command.params)
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_bisection_over_the_commits_of_a_bare_repository(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("fake.toml").write_text(FAKE.to_toml())

@@ -113,6 +113,7 @@ def test_what_export_prints_where_no_script_can_be_written(desk: Path) -> None:
         assert_pasted(command, desk)
 
 
+@pytest.mark.nightly
 def test_what_explore_and_init_print(desk: Path) -> None:
     asked = ("--examples", "4", "--budget-s", "20", "--fault", "no-op-load", "--out", "what was found")
     for words in (("explore", "reference", *asked), ("init", "trainer", "my trainer.py")):

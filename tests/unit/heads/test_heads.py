@@ -90,6 +90,7 @@ def test_a_head_on_which_nothing_changed_ends_in_one_line(
     assert "heads git:same" in page
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_what_is_repaired_is_told_with_its_commit(
     clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -101,6 +102,7 @@ def test_what_is_repaired_is_told_with_its_commit(
     assert said.endswith("1 entries of issues.toml are out of date\n")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_an_argument_that_was_renamed_on_purpose_is_named_in_one_line(
     clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

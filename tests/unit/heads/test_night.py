@@ -191,6 +191,7 @@ def test_a_folder_with_another_state_is_refused(clone: Path, tmp_path: Path) -> 
         ran(tmp_path / "out", "", "wrong", Walks(tmp_path / "out"))
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_night_with_real_commands_names_the_commit(clone: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

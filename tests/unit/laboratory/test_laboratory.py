@@ -186,6 +186,7 @@ def test_a_server_that_is_killed_while_it_imports_costs_one_more_start(lab: Labo
     assert lab.examine_one(ECHO).verdict is Verdict.PASS
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_stopped_is_killed_and_started_again(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "STOPPED_S", 2.0)
     lab.examine_one(ECHO)

@@ -211,6 +211,7 @@ def test_two_trainers_of_one_name_would_be_taken_for_each_other(ran: Run, pytest
     assert "names that differ" in result.stdout.str() + result.stderr.str()
 
 
+@pytest.mark.nightly
 def test_xdist_has_the_same_items(ran: Run) -> None:
     text = '@trainer("my_trainer.py", set={"mesh": "2", "on": True})\ndef test_mine(): ...\n'
     result = ran(text, "-n", "2", apart=True)

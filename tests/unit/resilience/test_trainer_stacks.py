@@ -42,7 +42,9 @@ def test_an_axis_of_a_stack_that_is_no_trainer_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.real
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize(("how", "mixed"), [("atomic", False), ("two_files", True)])
+@pytest.mark.parametrize(
+    ("how", "mixed"), [("atomic", False), pytest.param("two_files", True, marks=pytest.mark.nightly)]
+)
 def test_a_crash_between_two_files_mixes_two_checkpoints(how: str, mixed: bool, tmp_path: Path) -> None:
     done = asked(tmp_path, "--set", f"how={how}", "--set", "mesh=1", "--trials", "40")
     assert done.returncode == 1, done.stdout + done.stderr  # a flipped bit of a payload is read in silence

@@ -23,7 +23,7 @@ from shardproof.trainer.system import register
 from tests.paths import PYTHONPATH, ROOT
 
 SHIPPED = sorted((ROOT / "scenarios/trainers").glob("*.py"))
-QUICK = {"ddp_zero": "optimizer=sgd", "fsdp1": "kind=sharded"}
+QUICK = {"ddp_zero": "optimizer=sgd"}
 """Trainers that need no package but torch, and a cell of theirs that takes seconds."""
 
 DEFECTS = [

@@ -281,7 +281,7 @@ night = partial(pytest.param, marks=pytest.mark.nightly)
 @pytest.mark.parametrize(
     ("what", "status", "arm", "verdict", "sentence"),
     [
-        ("forgets", 1, "resumed", "mismatch", "The optimizer has begun again at step 1"),
+        night("forgets", 1, "resumed", "mismatch", "The optimizer has begun again at step 1"),
         night(
             "unseeded", 1, "twice", "nondeterministic", "two whole runs end with other checkpoints. exp_avg of 4 values"
         ),

@@ -272,6 +272,7 @@ def exported(file: Path, folder: Path, arm: str, keys: Sequence[tuple[str, str]]
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_script_ends_with_1_with_the_bug_and_with_0_and_125_otherwise(tmp_path: Path) -> None:
     here = interpreter(None)
@@ -294,6 +295,7 @@ def test_a_script_ends_with_1_with_the_bug_and_with_0_and_125_otherwise(tmp_path
     assert run(tmp_path / "repro.py", here.path, (Path(here.site),)).status == 125
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_what_is_compared_has_to_be_there(tmp_path: Path) -> None:
     here = interpreter(None)

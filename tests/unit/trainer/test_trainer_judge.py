@@ -717,7 +717,7 @@ def test_ways_that_part_in_a_step_are_not_told_to_begin_apart(folder: Path) -> N
 
 def test_a_way_that_updates_more_often_is_told_first(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", COUNT, plus, 1))
-    assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once. way must not matter, but")
+    assert sentence.startswith("At step 1, way=a updated parameters twice and way=b once.\nway must not matter, but")
 
 
 @pytest.mark.parametrize(("back", "told"), [(1, False), (2, True), (3, True)])

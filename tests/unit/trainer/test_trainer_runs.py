@@ -87,11 +87,13 @@ def test_two_ranks_are_held_against_one(tmp_path: Path) -> None:
     assert [note for note in summed["notes"] if "0.5 times as long as with mesh=1, which is one divided by" in note]
 
 
+@pytest.mark.nightly
 def test_sharded_stacks_that_are_sound_pass(tmp_path: Path) -> None:
     for cell, result in ran(tmp_path, "sharded_soundly", "--program", "arms 1 1 resumed used unsaved").items():
         assert (cell, result["verdict"], failed(result)) == (cell, "pass", {})
 
 
+@pytest.mark.nightly
 def test_a_stack_that_calls_cuda_runs_on_an_emulated_gpu_and_the_result_says_so(tmp_path: Path) -> None:
     (result,) = ran(tmp_path, "asks_for_cuda").values()
     assert (result["verdict"], failed(result)) == ("pass", {})
@@ -102,12 +104,14 @@ def test_state_that_cannot_be_read_is_listed(plain: dict[str, dict[str, Any]]) -
     assert any(line.startswith("hidden: batches: loader, list_iterator") for line in plain["what=hides"]["state"])
 
 
+@pytest.mark.nightly
 def test_with_exact_gradients_other_meshes_pass_after_steps_too(tmp_path: Path) -> None:
     for result in ran(tmp_path, "probed_ddp", "--set", "gradients=mean").values():
         assert (result["verdict"], failed(result)) == ("pass", {})
         assert not [note for arm in result["arms"] if arm["name"].startswith("other mesh") for note in arm["notes"]]
 
 
+@pytest.mark.nightly
 def test_what_every_run_does_wrong_in_the_same_way_is_seen_by_the_twin(tmp_path: Path) -> None:
     words = ("--set", "mesh=2", "--program", "arms 1 1 uninterrupted twice")
     found = ran(tmp_path, "probed_ddp", *words)
@@ -119,6 +123,7 @@ def test_what_every_run_does_wrong_in_the_same_way_is_seen_by_the_twin(tmp_path:
     assert twin.endswith("the trainer calls self.probe with twin=False")
 
 
+@pytest.mark.nightly
 def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
     found = ran(tmp_path, "forgetful_fit")
     assert list(failed(found[FIRST])) == ["other mesh 1"]  # of which nothing is compared
@@ -126,6 +131,7 @@ def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
     assert "2 random states differ" in failed(found["forgets=true"])["resumed"]
 
 
+@pytest.mark.nightly
 def test_raw_state_dicts_in_distributed_checkpoints(tmp_path: Path) -> None:
     """What the template of a load lacks is not read: an optimizer that has never stepped has no state to fill."""
     found = ran(tmp_path, "raw_dcp")
@@ -137,6 +143,7 @@ def test_raw_state_dicts_in_distributed_checkpoints(tmp_path: Path) -> None:
     assert "restored no optimizer state (exp_avg, exp_avg_sq, step of 4 parameters are missing)" in said["resumed"]
 
 
+@pytest.mark.nightly
 def test_what_is_reduced_is_told_where_ranks_or_ways_part(tmp_path: Path) -> None:
     found = ran(tmp_path, "reduces", "--set", "chunks=2")
     told = {options: failed(result) for options, result in found.items()}

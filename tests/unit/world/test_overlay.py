@@ -346,6 +346,7 @@ def test_ranks_run_the_release_that_was_asked_for(lab: Laboratory) -> None:
     assert {d.key.role for d in wrong.differences} == {"param"}
 
 
+@pytest.mark.nightly
 def test_no_version_is_the_newest_and_its_errors_name_files_below_the_overlay(lab: Laboratory) -> None:
     result = lab.examine_one(FAKE)
     assert (result.verdict, result.version) == (Verdict.CRASH, "2.0")
@@ -375,6 +376,7 @@ def served(own: environments.Environments, scenario: Scenario) -> AbstractContex
     return own.server(own.resolve(FAKE_SYSTEM, scenario.version), scenario)
 
 
+@pytest.mark.nightly
 def test_the_library_in_the_current_folder_does_not_come_first(
     lab: Laboratory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

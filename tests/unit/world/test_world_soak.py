@@ -15,6 +15,7 @@ def test_nothing_accumulates(system: str, scenarios: int) -> None:
     assert wrong == []
 
 
+@pytest.mark.nightly
 def test_a_short_soak_with_incidents() -> None:
     first, last, wrong = soak(20, 4, "stub", print)
     assert leaks(first, last) == []

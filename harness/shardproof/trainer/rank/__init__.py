@@ -62,9 +62,10 @@ from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.inputs import Inputs
 from shardproof.trainer.rank.loaded_keys import LoadedKeys
 from shardproof.trainer.rank.loading import values
-from shardproof.trainer.rank.measured import Measured
+from shardproof.trainer.rank.measured import Measured, called
 from shardproof.trainer.rank.pieces import Held
 from shardproof.trainer.rank.plain import numbers_of
+from shardproof.trainer.rank.ran import Ran
 
 
 class Rank:
@@ -93,6 +94,7 @@ class Rank:
         self.calls = Calls() if self.described.alike else None
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
+        self.ran = Ran(self.measured.known)
         self.parameters: dict[int, Held] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
@@ -133,12 +135,17 @@ class Rank:
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
         cell = self._enter(op)
-        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self._asked())))
+        self.trainer._taken = lambda: self._take(op)
         folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
         resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
-        with self._watched(op), self._device():
+        with self._watched(op), self._device(), self.ran.watched():
             self.trainer.fit(cell, op.iteration, folder, resume)
         self.trainer._taken = None
+
+    def _take(self, op: Op) -> None:
+        """Keep what is there after an update in the midst of `fit`."""
+        with self.ran.paused():
+            self.taken.append(list(self._records(op.index, self._asked())))
 
     def observe(self, op: Op) -> Iterable[Record]:
         """The state that hangs on the trainer now or, of one with `fit`, after the update of this operation."""
@@ -172,7 +179,8 @@ class Rank:
     def _call(self, method: Callable[[], object]) -> None:
         """Call a method of the trainer's, and ask for its state, on the device that it finds."""
         with self._device():
-            method()
+            with self.ran.watched():
+                method()
             self.state = self._asked()
 
     def _asked(self) -> dict[str, Any]:
@@ -265,6 +273,9 @@ class Rank:
         if self.measured.steps or self.measured.backwards:
             yield self.measured.record(op, self.context.rank, state.parameters)
         yield from self.collectives.records(op, self.context.rank)
+        if self.ran.told:
+            names = {key: called(held) for key, held in state.parameters.items()}
+            yield self.ran.record(op, self.context.rank, names)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
             data = json.dumps(sorted(told)).encode()

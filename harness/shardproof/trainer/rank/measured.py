@@ -86,13 +86,17 @@ class Measured:
             if isinstance(optimizer, torch.optim.Optimizer):
                 self._parameters |= _parameters_of(optimizer)
 
+    def known(self) -> Mapping[int, ReferenceType[torch.Tensor]]:
+        """The parameters of the optimizers that are known so far, by identity."""
+        return self._parameters
+
     def record(self, op: int, rank: int, parameters: Mapping[int, Held]) -> Record:
         """What was seen as a record that is not compared; what follows begins anew.
 
         Args:
             parameters: of modules, by identity.
         """
-        own = {key: _called(held) for key, held in parameters.items()}
+        own = {key: called(held) for key, held in parameters.items()}
         now = self._sizes(self._parameters)
         waiting = [key for key, size in now.items() if any(size) and size != self._last.get(key)]
         gradients = {
@@ -166,7 +170,7 @@ def _is_shared_out(held: Held) -> bool:
     return not held.own and not held.whole
 
 
-def _called(held: Held) -> str:
+def called(held: Held) -> str:
     """The name of a parameter, or of several that one flat one joins."""
     (first, *_), *others = held.names
     return f"{first} and {len(others)} more" if others else first

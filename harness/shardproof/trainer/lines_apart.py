@@ -1,0 +1,300 @@
+"""Where two runs of a trainer part, by the statements of its own files (`shardproof.trainer.rank.ran`).
+
+The statements of a step are taken in turn on the same rank of both runs. The first that is another one, that reads
+another value, or that makes another value of what is alike, is where they part. Of a value that is read, both runs tell
+which statement set it last.
+
+*Verifies*: that the statement ran so, in both. *Does not verify*: that what differs later follows from it, or that it
+is the statement that has to change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from typing import NamedTuple
+
+from shardproof.observe.record import Record
+from shardproof.program import Op
+from shardproof.trainer.arms import RAN
+
+MOST_TEXT = 90
+"""Characters of a statement that a sentence shows."""
+
+
+class Told(NamedTuple):
+    """A value that a statement read or made. path: such as `self.cursor`. text: of the value. owner: of the last name
+    in the path, a number."""
+
+    path: str
+    text: str
+    owner: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text shows the value, and is no digest of a tensor."""
+        return not _DIGEST.search(self.text)
+
+
+_DIGEST = re.compile(r"^(generator|[a-z]+[0-9]*[a-z0-9_]* \(.*\)) [0-9a-f]{12}$")
+
+
+class Statement(NamedTuple):
+    """The begin of a statement that ran, with what it read, or its end, with what it made. file, line: where it begins.
+    text: its first line."""
+
+    file: str
+    line: int
+    text: str
+    ends: bool
+    values: tuple[Told, ...]
+
+    @property
+    def place(self) -> tuple[str, int, bool]:
+        return self.file, self.line, self.ends
+
+    def shown(self) -> str:
+        """Place and text, as a sentence has them."""
+        text = self.text if len(self.text) <= MOST_TEXT else f"{self.text[:MOST_TEXT]}…"
+        return f"{self.file}:{self.line} (`{text}`)"
+
+
+OfRanks = Mapping[int, bytes]
+"""Rank → what ran there, packed."""
+
+Name = tuple[str, int, str]
+"""File, line and path of a value that is another one whenever it is made, such as a time."""
+
+
+class Moment(NamedTuple):
+    """An operation, with the statements that ran in it on each rank."""
+
+    op: Op
+    ran: OfRanks
+
+
+class Parting(NamedTuple):
+    """Where two runs part. number: of the statement in the first run's step. one, other: the statement in either; None
+    where a run has no further one. kind: `read`, `made` or `turn`. first, second: the values, of the first two."""
+
+    number: int
+    one: Statement | None
+    other: Statement | None
+    kind: str
+    first: Told | None = None
+    second: Told | None = None
+
+
+def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
+    """Operation → rank → what ran, packed."""
+    found: dict[int, dict[int, bytes]] = {}
+    for record in records:
+        if record.role == RAN:
+            found.setdefault(record.op, {})[record.rank] = record.data
+    return found
+
+
+class Touch(NamedTuple):
+    """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
+    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done."""
+
+    place: str
+    done: Mapping[str, Sequence[str]]
+
+
+def touched(data: bytes) -> list[Touch]:
+    """The statements that touched parameters or gradients, in the order of their first time."""
+    return [
+        Touch(Statement(file, line, text, False, ()).shown(), done)
+        for (file, line, text), done in json.loads(zlib.decompress(data))["touched"]
+        if any(done.values())
+    ]
+
+
+@lru_cache(maxsize=512)
+def unpacked(data: bytes) -> tuple[Statement, ...]:
+    """The statements that ran, in order."""
+    said = json.loads(zlib.decompress(data))
+    places = said["places"]
+    return tuple(
+        Statement(file, line, text, ends, tuple(Told(*one) for one in values))
+        for (file, line, text), ends, values in ((places[number], ends, values) for number, ends, values in said["ran"])
+    )
+
+
+def apart_in(one: OfRanks, other: OfRanks, leave: Iterable[Name] = ()) -> tuple[int, Parting] | None:
+    """The first rank on which two operations part, and where. leave: what is another one whenever it is made."""
+    without = frozenset(leave)
+    for rank in sorted(one.keys() & other.keys()):
+        found = next(partings(unpacked(one[rank]), unpacked(other[rank]), without), None)
+        if found:
+            return rank, found
+    return None
+
+
+def never_alike(one: OfRanks, other: OfRanks) -> set[Name]:
+    """What is not alike in two operations that should be, as two runs of the same."""
+    found = set[Name]()
+    for rank in one.keys() & other.keys():
+        for parting in partings(unpacked(one[rank]), unpacked(other[rank]), frozenset()):
+            if parting.one and parting.first:
+                found.add((parting.one.file, parting.one.line, parting.first.path))
+    return found
+
+
+def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozenset[Name]) -> Iterator[Parting]:
+    """All that is not alike in two rows of statements, until they take another turn."""
+    for number, (mine, its) in enumerate(zip_longest(one, other)):
+        if mine is None or its is None or mine.place != its.place:
+            yield Parting(number, mine, its, "turn")
+            return
+        known = {told.path: told for told in its.values}
+        for told in mine.values:
+            second = known.get(told.path)
+            if second and second.text != told.text and (mine.file, mine.line, told.path) not in leave:
+                yield Parting(number, mine, its, "made" if mine.ends else "read", told, second)
+
+
+def of_ranks(ran: OfRanks) -> str:
+    """Where a rank takes another turn than the first one in the same operation; empty where all run the same."""
+    first, *others = sorted(ran) or [0]
+    for rank in others:
+        one, other = unpacked(ran[first]), unpacked(ran[rank])
+        turn = next((each for each in partings(one, other, frozenset()) if each.kind == "turn"), None)
+        if turn:
+            behind = f", behind {one[turn.number - 1].shown()}" if turn.number else ""
+            ways = f"rank {first}", f"rank {rank}"
+            return f"Line by line, ranks part{behind}: {_goes(turn, ways)}."
+    return ""
+
+
+def _goes(turn: Parting, ways: tuple[str, str]) -> str:
+    return " and ".join(
+        f"{way} goes on with {statement.shown()}" if statement else f"{way} with no other one of its own"
+        for way, statement in zip(ways, (turn.one, turn.other), strict=True)
+    )
+
+
+def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int) -> str:
+    """Which statement set a value last, and when; empty where none is known that set it to this.
+
+    Args:
+        moments: the operations of a session, until the one that reads it. number: of the statement there that does.
+    """
+    last = told.path.rpartition(".")[2]
+    for at, (op, ran) in enumerate(reversed(moments)):
+        statements = unpacked(ran[rank]) if rank in ran else ()
+        for statement in reversed(statements[: None if at else number]):
+            for made in statement.values if statement.ends else ():
+                if made.path.rpartition(".")[2] == last and made.owner == told.owner:
+                    when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+                    right = made.text == told.text  # or an object has the number of another one that is gone
+                    return f"{statement.shown()} set it last, in {when if at else 'this step'}" if right else ""
+    return ""
+
+
+def sentence(
+    rank: int, parting: Parting, ways: tuple[str, str], moments: tuple[Sequence[Moment], Sequence[Moment]],
+    before: Statement | None,
+) -> str:  # fmt: skip
+    """Where two runs part, in words.
+
+    Args:
+        ways: what a sentence calls them, such as `the run without a break`. moments: of each, the operations of its
+            session until the one in which they part. before: the statement in front of the parting, which is alike.
+    """
+    on = f" in step {moments[0][-1].op.iteration}, on rank {rank}"
+    one, first, second = parting.one, parting.first, parting.second
+    if one is None or first is None or second is None:
+        behind = f", behind {before.shown()}" if before else ""
+        return f"Line by line, the two part{on}{behind}: {_goes(parting, ways)}."
+    texts = [each.text.partition("… ")[0] + "…" * ("… " in each.text) for each in (first, second)]
+    values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
+    if texts[0] == texts[1] or not (first.is_plain and second.is_plain):
+        values = f"not the same in {ways[0]} and in {ways[1]}"
+    if parting.kind == "made":
+        return (
+            f"Line by line, the two part at {one.shown()}{on}: out of what is alike, as far as it is looked at, it "
+            f"makes `{first.path}`, which is {values}."
+        )
+    setters = [
+        (way, set_last(told, own, rank, parting.number))
+        for way, told, own in zip(ways, (first, second), moments, strict=True)
+    ]
+    told = "; ".join(f"in {way} {setter}" for way, setter in setters if setter)
+    more = f" {told[0].upper()}{told[1:]}." if told else ""
+    return f"Line by line, the two part at {one.shown()}{on}: it reads `{first.path}`, which is {values}.{more}"
+
+
+MOST_LINES = 6
+"""Statements of two ways that a sentence names."""
+
+_TELLING = re.compile(
+    r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
+)
+
+
+def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:
+    """Which statements of a step, on the first rank, two ways do not run alike: those that run in one way alone, those
+    that step, reduce or scale and run another number of times, and those that read other numbers beside tensors.
+
+    Args:
+        names: of both ways, such as `accumulate=1`.
+    """
+    if 0 not in one or 0 not in other:
+        return ""
+    ways = [_by_place(unpacked(way[0])) for way in (one, other)]
+    told = list[str]()
+    for place in dict.fromkeys((*ways[0], *ways[1])):
+        mine, its = (way.get(place, []) for way in ways)
+        said = _not_alike(mine, its, names)
+        if said:
+            told.append(f"{(mine or its)[0].shown()} {said}")
+    if not told:
+        return ""
+    more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
+    return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_LINES])}{more}."
+
+
+def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
+    found: dict[tuple[str, int], list[Statement]] = {}
+    for statement in ran:
+        if not statement.ends:
+            found.setdefault((statement.file, statement.line), []).append(statement)
+    return found
+
+
+def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]) -> str:
+    if not mine or not its:
+        return f"runs with {names[1] if its else names[0]} alone"
+    counts = len(mine), len(its)
+    if counts[0] != counts[1] and _TELLING.search(mine[0].text):
+        return f"runs {_times(counts[0])} with {names[0]} and {_times(counts[1])} with {names[1]}"
+    if not any(_is_of_tensors(told) for told in mine[0].values):
+        return ""
+    for told in mine[0].values:
+        values = [[each.text for one in ran for each in one.values if each.path == told.path] for ran in (mine, its)]
+        first, second = (list(dict.fromkeys(texts)) for texts in values)
+        if _is_number(told.text) and second and set(first) != set(second):
+            return f"reads `{told.path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"
+    return ""
+
+
+def _is_of_tensors(told: Told) -> bool:
+    return not told.is_plain
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"-?[0-9.]+(e[-+]?[0-9]+)?", text))
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _few(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (", …" if len(texts) > 3 else "")

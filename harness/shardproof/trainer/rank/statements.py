@@ -1,0 +1,106 @@
+"""The statements of a Python file, each with the names that it reads and makes.
+
+A statement begins at its first line; of a compound one, such as a loop, only its head counts. Names are paths that can
+be looked up without calling anything: `lr`, `self.cursor`, `group["lr"]`, `self.sizes[index]`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+Path = ast.Name | ast.Attribute | ast.Subscript
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement. line, last: its first line, from 1, and its last one, of a compound one those of its head. text: the
+    first line as it stands in the file, without indentation. reads, makes: paths with their texts."""
+
+    line: int
+    last: int
+    text: str
+    reads: tuple[tuple[str, Path], ...]
+    makes: tuple[tuple[str, Path], ...]
+
+
+def statements_of(text: str) -> dict[int, Statement]:
+    """Line of a file → the statement that it belongs to.
+
+    Raises:
+        SyntaxError, ValueError: the text is no Python.
+    """
+    lines, found = text.splitlines(), dict[int, Statement]()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        parts = list(_parts(node))
+        reads, makes = _paths(parts, read=True), _paths(parts, read=False)
+        ends = (part.end_lineno or node.lineno for part in parts if isinstance(part, ast.expr))
+        last = max(ends, default=node.lineno) if _is_compound(node) else node.end_lineno or node.lineno
+        statement = Statement(node.lineno, last, lines[node.lineno - 1].strip(), reads, makes)
+        found |= dict.fromkeys(range(node.lineno, last + 1), statement)
+    return found
+
+
+def _is_compound(node: ast.stmt) -> bool:
+    return any(isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) for child in ast.iter_child_nodes(node))
+
+
+def _parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """What belongs to a statement itself, and to no statement inside it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            yield child
+
+
+def _paths(parts: Iterable[ast.AST], *, read: bool) -> tuple[tuple[str, Path], ...]:
+    found: dict[str, Path] = {}
+    for part in parts:
+        for path in _read(part) if read else _made(part):
+            found.setdefault(ast.unparse(path), path)
+    return tuple(found.items())
+
+
+def _read(node: ast.AST) -> Iterator[Path]:
+    """The longest paths that a part of a statement reads, and those in their indices. What a name is added to, as in
+    `total += loss`, is read too; of a call, what it is a method of."""
+    if isinstance(node, Path) and _is_path(node):
+        if not isinstance(node.ctx, ast.Del):
+            yield from _indices(node) if isinstance(node.ctx, ast.Store) else (node, *_indices(node))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        for child in (node.func.value, *node.args, *node.keywords):
+            yield from _read(child)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _read(child)
+
+
+def _made(node: ast.AST) -> Iterator[Path]:
+    """The paths that a part of a statement assigns to, and what it calls a method of, which may change it."""
+    for each in ast.walk(node):
+        if isinstance(each, Path) and isinstance(each.ctx, ast.Store) and _is_path(each):
+            yield each
+        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and _is_path(each.func.value):
+            assert isinstance(each.func.value, Path)
+            yield each.func.value
+
+
+def _indices(path: Path) -> Iterator[Path]:
+    held: ast.AST = path
+    while isinstance(held, (ast.Attribute, ast.Subscript)):
+        if isinstance(held, ast.Subscript):
+            yield from _read(held.slice)
+        held = held.value
+
+
+def _is_path(node: ast.AST) -> bool:
+    match node:
+        case ast.Name():
+            return True
+        case ast.Attribute(value=held):
+            return _is_path(held)
+        case ast.Subscript(value=held, slice=index):
+            return _is_path(held) and (isinstance(index, ast.Constant) or _is_path(index))
+    return False

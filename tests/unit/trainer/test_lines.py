@@ -1,0 +1,199 @@
+"""Which statements of a trainer's own files run, what they read and make, and where two runs part by them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from shardproof.program import Op
+from shardproof.scenario import Mesh
+from shardproof.trainer.lines_apart import (
+    Moment,
+    Statement,
+    apart_in,
+    never_alike,
+    of_ranks,
+    of_two_ways,
+    sentence,
+    touched,
+    unpacked,
+)
+from shardproof.trainer.rank.ran import Ran, told
+from shardproof.trainer.rank.statements import statements_of
+from torch import nn
+
+SOURCE = """
+class Rows:
+    def __init__(self):
+        self.position = 0
+
+    def following(self, width):
+        rows = list(range(self.position,
+                          self.position + width))
+        self.position += width
+        return rows
+
+def parts(rows, number):
+    total = 0.0
+    for start in range(number):
+        total += rows[start] / number
+    return total
+
+def guarded(flag):
+    if flag:
+        value = "one"
+    else:
+        value = "other"
+    return value
+
+def train(weight, number):
+    for _ in range(number):
+        (weight.sum() * 2).backward()
+    weight.grad.data.div_(number)
+    with torch.no_grad():
+        weight -= weight.grad
+    weight.grad = None
+
+def fails(rows):
+    return rows[7]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> ModuleType:
+    """The module of `SOURCE`, from a file of its own."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"import torch\n{SOURCE.lstrip()}", "utf-8")
+    spec = importlib.util.spec_from_file_location("mine", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ran(call: Callable[[], Any], record: Ran | None = None, names: dict[int, str] | None = None) -> bytes:
+    """What ran in a call, packed."""
+    record = record or Ran()
+    traced = sys.gettrace()
+    sys.settrace(None)  # as of a measurement of coverage
+    try:
+        with record.watched():
+            call()
+    finally:
+        sys.settrace(traced)
+    return record.record(0, 0, names or {}).data
+
+
+def values(statement: Statement) -> dict[str, str]:
+    return {each.path: each.text for each in statement.values}
+
+
+def step(iteration: int) -> Op:
+    return Op(iteration, "step", "", 0, Mesh(), iteration, 0, 0, -1)
+
+
+def test_statements_know_what_they_read_and_make() -> None:
+    found = statements_of('a.b += c[d["e"]]\nfor x in self.rows[index]:\n    pass\nself.seen.append(x)\n')
+    shown = {line: ([text for text, _ in one.reads], [text for text, _ in one.makes]) for line, one in found.items()}
+    assert shown == {
+        1: (["c[d['e']]", "d['e']"], ["a.b"]),
+        2: (["self.rows[index]", "index"], ["x"]),
+        3: ([], []),
+        4: (["self.seen", "x"], ["self.seen"]),
+    }
+
+
+def test_a_statement_of_several_lines_runs_once(mine: ModuleType) -> None:
+    rows = mine.Rows()
+    lines = [(one.line, one.ends, values(one)) for one in unpacked(ran(lambda: rows.following(2)))]
+    assert lines == [
+        (7, False, {"self.position": "0", "width": "2"}), (7, True, {"rows": "list [0, 1]"}),
+        (9, False, {"width": "2"}), (9, True, {"self.position": "2"}),
+        (10, False, {"rows": "list [0, 1]"}),
+    ]  # fmt: skip
+
+
+def test_what_is_read_otherwise_is_told_with_who_set_it(mine: ModuleType) -> None:
+    rows, others, record = mine.Rows(), mine.Rows(), Ran()
+    before, now = (ran(lambda: rows.following(2), record) for _ in range(2))
+    resumed = ran(lambda: others.following(2))
+    apart = apart_in({0: now}, {0: resumed})
+    assert apart is not None
+    moments = [Moment(step(0), {0: before}), Moment(step(1), {0: now})], [Moment(step(1), {0: resumed})]
+    said = sentence(*apart, ("the one", "the other"), moments, None)
+    assert said.endswith(
+        "in step 1, on rank 0: it reads `self.position`, which is 2 in the one and 0 in the other. In the one mine.py:9"
+        " (`self.position += width`) set it last, in step 0."
+    )
+
+
+def test_another_turn_is_told(mine: ModuleType) -> None:
+    one, other = (ran(lambda flag=flag: mine.guarded(flag)) for flag in ([], [[[[[[1]]]]]]))  # too deep to be told
+    said = of_ranks({0: one, 1: other})
+    assert said == (
+        'Line by line, ranks part, behind mine.py:19 (`if flag:`): rank 0 goes on with mine.py:22 (`value = "other"`) '
+        'and rank 1 goes on with mine.py:20 (`value = "one"`).'
+    )
+    assert of_ranks({0: one, 1: one}) == ""
+
+
+def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
+    one, other = (ran(lambda rows=rows: mine.parts(rows, 1)) for rows in ([1.0], [2.0]))
+    leave = never_alike({0: one}, {0: other})
+    assert ("mine.py", 15, "total") in leave
+    assert apart_in({0: one}, {0: other}, leave) is None
+    assert apart_in({0: one}, {0: other}) is not None
+
+
+def test_two_ways_tell_what_runs_in_one_alone_and_other_numbers(mine: ModuleType) -> None:
+    one, other = (ran(lambda number=number: mine.train(torch.ones(9, requires_grad=True), number)) for number in (1, 2))
+    said = of_two_ways({0: one}, {0: other}, ("n=1", "n=2"))
+    assert "(`(weight.sum() * 2).backward()`) runs once with n=1 and 2 times with n=2" in said
+    assert "(`weight.grad.data.div_(number)`) reads `number` = 1 with n=1 and 2 with n=2" in said
+    yes, no = (ran(lambda flag=flag: mine.guarded(flag)) for flag in (True, False))
+    assert '(`value = "one"`) runs with n=1 alone' in of_two_ways({0: yes}, {0: no}, ("n=1", "n=2"))
+
+
+def test_who_touches_gradients_and_parameters_is_told(mine: ModuleType) -> None:
+    weight = torch.ones(9, requires_grad=True)
+    record = Ran(lambda: {id(weight): ref(weight)})
+    found = touched(ran(lambda: mine.train(weight, 2), record, {id(weight): "weight"}))
+    assert [(one.place.partition(" ")[0], dict(one.done)) for one in found] == [
+        ("mine.py:27", {"made": ["weight"], "changed": ["weight"]}), ("mine.py:28", {"changed": ["weight"]}),
+        ("mine.py:30", {"written": ["weight"]}), ("mine.py:31", {"cleared": ["weight"]}),
+    ]  # fmt: skip
+
+
+def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:
+    with pytest.raises(IndexError):
+        ran(lambda: mine.fails([]))
+    assert sys.gettrace() is None or "Ran" not in repr(sys.gettrace())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"), ([1, "a", None], "list [1, 'a', None]"), (torch.tensor(0.5), "0.5"), (object(), ""),
+        (torch.empty(2, device="meta"), ""), (torch.arange(6.0).reshape(2, 3).t(), ""), (nn.Linear(1, 1), ""),
+        ({"a": [1]}, "dict [tuple ['a', list [1]]]"), ([object()], ""), (list(range(101)), ""),
+    ],
+)  # fmt: skip
+def test_plain_values_have_a_text_and_others_none(value: object, text: str) -> None:
+    assert told(value) == text
+
+
+def test_tensors_have_a_digest_of_their_bits() -> None:
+    zeros = torch.zeros(2)
+    assert told(zeros) == told(zeros.clone())
+    assert told(zeros) != told(-zeros)
+    freed = torch.zeros(8)[4:]
+    freed.untyped_storage().resize_(0)
+    assert told(freed) == ""

@@ -87,7 +87,6 @@ def test_parameters_that_are_not_tied_are_two(name: str, two: Path) -> None:
     assert {tie for *_, tie in told(two, name, 2)} == {"two"}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in cases.FOUR if "hybrid" in name])
 def test_with_a_replicated_mesh_dim_too(name: str, four: Path) -> None:
     compare(four, name, 4, cases.plain)

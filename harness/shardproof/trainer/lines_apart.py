@@ -43,19 +43,23 @@ class Told(NamedTuple):
 _DIGEST = re.compile(r"^(generator|[a-z]+[0-9]*[a-z0-9_]* \(.*\)) [0-9a-f]{12}$")
 
 
+BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
+"""What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
+parameters or gradients, with a digest of all of them; that what ran behind it is not known."""
+
+
 class Statement(NamedTuple):
-    """The begin of a statement that ran, with what it read, or its end, with what it made. file, line: where it begins.
-    text: its first line."""
+    """What is told of a statement that ran, at one moment of it. file, line: where it stands. text: its first line."""
 
     file: str
     line: int
     text: str
-    ends: bool
+    kind: int
     values: tuple[Told, ...]
 
     @property
-    def place(self) -> tuple[str, int, bool]:
-        return self.file, self.line, self.ends
+    def place(self) -> tuple[str, int, int]:
+        return self.file, self.line, self.kind
 
     def shown(self) -> str:
         """Place and text, as a sentence has them."""
@@ -70,6 +74,10 @@ Name = tuple[str, int, str]
 """File, line and path of a value that is another one whenever it is made, such as a time."""
 
 
+READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
+KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
+
+
 class Moment(NamedTuple):
     """An operation, with the statements that ran in it on each rank."""
 
@@ -79,7 +87,8 @@ class Moment(NamedTuple):
 
 class Parting(NamedTuple):
     """Where two runs part. number: of the statement in the first run's step. one, other: the statement in either; None
-    where a run has no further one. kind: `read`, `made` or `turn`. first, second: the values, of the first two."""
+    where a run has no further one. kind: `turn`, or what is told of the statement when it is another value. first,
+    second: the values, of all but a turn."""
 
     number: int
     one: Statement | None
@@ -109,7 +118,7 @@ class Touch(NamedTuple):
 def touched(data: bytes) -> list[Touch]:
     """The statements that touched parameters or gradients, in the order of their first time."""
     return [
-        Touch(Statement(file, line, text, False, ()).shown(), done)
+        Touch(Statement(file, line, text, TOUCHES, ()).shown(), done)
         for (file, line, text), done in json.loads(zlib.decompress(data))["touched"]
         if any(done.values())
     ]
@@ -120,10 +129,11 @@ def unpacked(data: bytes) -> tuple[Statement, ...]:
     """The statements that ran, in order."""
     said = json.loads(zlib.decompress(data))
     places = said["places"]
-    return tuple(
-        Statement(file, line, text, ends, tuple(Told(*one) for one in values))
-        for (file, line, text), ends, values in ((places[number], ends, values) for number, ends, values in said["ran"])
+    found = tuple(
+        Statement(file, line, text, kind, tuple(Told(*one) for one in values))
+        for (file, line, text), kind, values in ((places[number], kind, values) for number, kind, values in said["ran"])
     )
+    return (*found, Statement("", 0, "", CUT, ())) if said["cut"] else found
 
 
 def apart_in(one: OfRanks, other: OfRanks, leave: Iterable[Name] = ()) -> tuple[int, Parting] | None:
@@ -149,14 +159,18 @@ def never_alike(one: OfRanks, other: OfRanks) -> set[Name]:
 def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozenset[Name]) -> Iterator[Parting]:
     """All that is not alike in two rows of statements, until they take another turn."""
     for number, (mine, its) in enumerate(zip_longest(one, other)):
-        if mine is None or its is None or mine.place != its.place:
-            yield Parting(number, mine, its, "turn")
+        if mine is not None and its is not None and mine.place == its.place:
+            known = {told.path: told for told in its.values}
+            for told in mine.values:
+                second = known.get(told.path)
+                if second and second.text != told.text and (mine.file, mine.line, told.path) not in leave:
+                    yield Parting(number, mine, its, KINDS[mine.kind], told, second)
+            continue
+        if any(each is not None and each.kind == CUT for each in (mine, its)):
             return
-        known = {told.path: told for told in its.values}
-        for told in mine.values:
-            second = known.get(told.path)
-            if second and second.text != told.text and (mine.file, mine.line, told.path) not in leave:
-                yield Parting(number, mine, its, "made" if mine.ends else "read", told, second)
+        touches = next((each for each in (mine, its) if each and each.kind == TOUCHES), None)
+        yield Parting(number, mine, its, TOUCH if touches else TURN)
+        return
 
 
 def of_ranks(ran: OfRanks) -> str:
@@ -164,7 +178,7 @@ def of_ranks(ran: OfRanks) -> str:
     first, *others = sorted(ran) or [0]
     for rank in others:
         one, other = unpacked(ran[first]), unpacked(ran[rank])
-        turn = next((each for each in partings(one, other, frozenset()) if each.kind == "turn"), None)
+        turn = next((each for each in partings(one, other, frozenset()) if each.kind == TURN), None)
         if turn:
             behind = f", behind {one[turn.number - 1].shown()}" if turn.number else ""
             ways = f"rank {first}", f"rank {rank}"
@@ -189,7 +203,7 @@ def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int) -> s
     for at, (op, ran) in enumerate(reversed(moments)):
         statements = unpacked(ran[rank]) if rank in ran else ()
         for statement in reversed(statements[: None if at else number]):
-            for made in statement.values if statement.ends else ():
+            for made in statement.values if statement.kind == ENDS else ():
                 if made.path.rpartition(".")[2] == last and made.owner == told.owner:
                     when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
                     right = made.text == told.text  # or an object has the number of another one that is gone
@@ -209,6 +223,8 @@ def sentence(
     """
     on = f" in step {moments[0][-1].op.iteration}, on rank {rank}"
     one, first, second = parting.one, parting.first, parting.second
+    if parting.kind == TOUCH:
+        return _of_touch(parting, ways, on)
     if one is None or first is None or second is None:
         behind = f", behind {before.shown()}" if before else ""
         return f"Line by line, the two part{on}{behind}: {_goes(parting, ways)}."
@@ -216,7 +232,7 @@ def sentence(
     values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
     if texts[0] == texts[1] or not (first.is_plain and second.is_plain):
         values = f"not the same in {ways[0]} and in {ways[1]}"
-    if parting.kind == "made":
+    if parting.kind == MADE:
         return (
             f"Line by line, the two part at {one.shown()}{on}: out of what is alike, as far as it is looked at, it "
             f"makes `{first.path}`, which is {values}."
@@ -228,6 +244,20 @@ def sentence(
     told = "; ".join(f"in {way} {setter}" for way, setter in setters if setter)
     more = f" {told[0].upper()}{told[1:]}." if told else ""
     return f"Line by line, the two part at {one.shown()}{on}: it reads `{first.path}`, which is {values}.{more}"
+
+
+def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
+    """That a statement leaves other gradients or parameters, or any in one of two runs alone."""
+    if parting.one and parting.first:
+        return (
+            f"Line by line, the two part at {parting.one.shown()}{on}: until there all is alike, as far as it is "
+            f"looked at, and it leaves other {parting.first.path} in {ways[0]} than in {ways[1]}."
+        )
+    both = zip((parting.one, parting.other), ways, ways[::-1], strict=True)
+    statement, way, other = next(each for each in both if each[0] and each[0].kind == TOUCHES)
+    assert statement
+    written = " and ".join(told.path for told in statement.values)
+    return f"Line by line, the two part at {statement.shown()}{on}: it writes {written} in {way}, and not in {other}."
 
 
 MOST_LINES = 6
@@ -263,7 +293,7 @@ def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:
 def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
     found: dict[tuple[str, int], list[Statement]] = {}
     for statement in ran:
-        if not statement.ends:
+        if statement.kind == BEGINS:
             found.setdefault((statement.file, statement.line), []).append(statement)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.epochs import epochs_of, first_epoch_alone, other_place
+from shardproof.trainer.epochs import epochs_of, first_epoch_alone, later_program, other_place
 
 STEPS = dict(enumerate(["ab", "cd", "da", "cb", "bd", "ac"]))
 
@@ -39,6 +39,17 @@ def test_an_offset_that_is_applied_to_each_epoch() -> None:
         "of its steps never come."
     )
     assert "and these are the samples of step 2 of epoch" in other_place("c", 6, steps, 4)
+
+
+def test_ranks_whose_data_overlap_are_in_no_new_epoch() -> None:
+    assert epochs_of({0: "ac", 1: "bd", 2: "ce", 3: "df"}) == {step: (0, step) for step in range(4)}
+
+
+def test_a_program_that_saves_in_a_later_epoch_is_read_off_the_note() -> None:
+    notes = ["something else", first_epoch_alone({0: "ab", 1: "cd", 2: "ad"}, 1)]
+    assert later_program(notes) == "arms 3 2 resumed second-resume"
+    assert later_program([first_epoch_alone({0: "a", 1: "b"}, 1)]) == "arms 8 8 resumed second-resume"
+    assert later_program(notes[:1]) == ""
 
 
 def test_a_save_in_the_first_epoch_leaves_later_ones_untried() -> None:

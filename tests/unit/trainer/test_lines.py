@@ -15,6 +15,9 @@ import torch
 from shardproof.program import Op
 from shardproof.scenario import Mesh
 from shardproof.trainer.lines_apart import (
+    BEGINS,
+    CUT,
+    ENDS,
     Moment,
     Statement,
     apart_in,
@@ -25,7 +28,7 @@ from shardproof.trainer.lines_apart import (
     touched,
     unpacked,
 )
-from shardproof.trainer.rank.ran import Ran, told
+from shardproof.trainer.rank.ran import MOST, Ran, told
 from shardproof.trainer.rank.statements import statements_of
 from torch import nn
 
@@ -113,11 +116,11 @@ def test_statements_know_what_they_read_and_make() -> None:
 
 def test_a_statement_of_several_lines_runs_once(mine: ModuleType) -> None:
     rows = mine.Rows()
-    lines = [(one.line, one.ends, values(one)) for one in unpacked(ran(lambda: rows.following(2)))]
+    lines = [(one.line, one.kind, values(one)) for one in unpacked(ran(lambda: rows.following(2)))]
     assert lines == [
-        (7, False, {"self.position": "0", "width": "2"}), (7, True, {"rows": "list [0, 1]"}),
-        (9, False, {"width": "2"}), (9, True, {"self.position": "2"}),
-        (10, False, {"rows": "list [0, 1]"}),
+        (7, BEGINS, {"self.position": "0", "width": "2"}), (7, ENDS, {"rows": "list [0, 1]"}),
+        (9, BEGINS, {"width": "2"}), (9, ENDS, {"self.position": "2"}),
+        (10, BEGINS, {"rows": "list [0, 1]"}),
     ]  # fmt: skip
 
 
@@ -172,6 +175,29 @@ def test_who_touches_gradients_and_parameters_is_told(mine: ModuleType) -> None:
     ]  # fmt: skip
 
 
+def test_where_gradients_come_to_be_others_is_told(mine: ModuleType) -> None:
+    one = torch.ones(9, requires_grad=True)
+    other = torch.full((9,), 1.0, requires_grad=True)
+    other.register_hook(lambda gradient: gradient * 3)
+    rows = [ran(lambda weight=weight: mine.train(weight, 1), Ran(lambda weight=weight: {id(weight): ref(weight)}))
+            for weight in (one, other)]  # fmt: skip
+    apart = apart_in({0: rows[0]}, {0: rows[1]})
+    assert apart is not None
+    moments = [Moment(step(3), {0: rows[0]})], [Moment(step(3), {0: rows[1]})]
+    assert sentence(*apart, ("the one", "the other"), moments, None) == (
+        "Line by line, the two part at mine.py:27 (`(weight.sum() * 2).backward()`) in step 3, on rank 0: until there "
+        "all is alike, as far as it is looked at, and it leaves other gradients in the one than in the other."
+    )
+
+
+def test_a_loop_of_many_statements_is_cut_and_takes_no_other_turn(mine: ModuleType) -> None:
+    record = Ran()
+    few, many = (ran(lambda n=n: mine.parts([0.0] * 5000, n), record) for n in (1000, 5000))
+    assert unpacked(few)[-1].kind == unpacked(many)[-1].kind == CUT
+    assert len(unpacked(many)) < 3 * MOST
+    assert of_ranks({0: few, 1: many}) == ""
+
+
 def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:
     with pytest.raises(IndexError):
         ran(lambda: mine.fails([]))
@@ -197,3 +223,12 @@ def test_tensors_have_a_digest_of_their_bits() -> None:
     freed = torch.zeros(8)[4:]
     freed.untyped_storage().resize_(0)
     assert told(freed) == ""
+
+
+@pytest.mark.nightly
+def test_nothing_of_ours_is_compiled_in_the_midst_of_what_the_trainer_compiles(mine: ModuleType) -> None:
+    compiled = torch.compile(mine.parts, backend="eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    ran(lambda: compiled(torch.ones(4), 2))
+    assert torch._dynamo.utils.counters["frames"] == {"total": 1, "ok": 1}

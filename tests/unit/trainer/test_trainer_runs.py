@@ -76,6 +76,19 @@ def test_what_a_step_does_is_measured(tmp_path: Path) -> None:
     )
 
 
+def test_where_two_runs_part_is_told_line_by_line(tmp_path: Path) -> None:
+    found = ran(tmp_path, "counts_for_itself", "--set", "parts=1", "--program", "arms 2 1 resumed")
+    file = "counts_for_itself.py"
+    assert failed(found[FIRST])["resumed"].splitlines()[1] == (
+        f"Line by line, the two part at {file}:16 (`rows = self.rows[self.position : self.position + 4]`) in step 2, "
+        "on rank 0: it reads `self.position`, which is 8 in the run without a break and 0 in the resumed one. In the run "
+        f"without a break {file}:17 (`self.position += 4`) set it last, in step 1; in the resumed one {file}:34 "
+        "(`self.data.position = 8 * cell.rank`) set it last, in `build`."
+    )
+    assert f"at {file}:44 (`if not self.loaded:`) in step 2" in failed(found["what=turn"])["resumed"]
+    assert f"measured: step 0: line: {file}:46 (`self.optimizer.step()`) writes 2 parameters" in found[FIRST]["state"]
+
+
 def test_two_ranks_are_held_against_one(tmp_path: Path) -> None:
     found = ran(tmp_path, "cuts_its_batch", "--set", "mesh=2", "--program", "arms 1 0")
     told = {cell: {arm["name"]: arm for arm in result["arms"]}["alike mesh"] for cell, result in found.items()}

@@ -6,7 +6,8 @@ read from memory. A file of the trainer's own is one that is neither Python's, t
 package.
 
 *Does not see* other threads than the main one; what `torch.compile` made of a function; anything where a debugger or a
-measurement of coverage traces the process already; statements behind the first `MOST` of an operation.
+measurement of coverage traces the process already; statements behind the first `MOST` of an operation, or behind those
+that took `LONGEST_S` to look at.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ctypes
 import json
 import sys
 import sysconfig
+import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -35,16 +37,22 @@ from torch.distributed.tensor import DTensor
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
 from shardproof.trainer.base import Cell
+from shardproof.trainer.lines_apart import BEGINS, ENDS, TOUCHES
 from shardproof.trainer.rank.statements import Statement, statements_of
 
 MOST = 800
 """Statements of an operation on one rank."""
+
+LONGEST_S = 1.0
+"""How long it may take to look at the statements of an operation, which then are no longer looked at."""
 
 MOST_PARTS, MOST_TEXT, MOST_BYTES = 100, 80, 1 << 16
 """Of a container with those in it, of a text, of a tensor: what is larger is told by a digest, or not at all."""
 
 MOST_PARAMETERS = 200
 """Of more, nobody looks which statement changes them."""
+
+_DYNAMO = torch._C._dynamo.eval_frame
 
 _FOREIGN = (
     str(Path(__file__).parents[2]), str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"),
@@ -70,10 +78,11 @@ class _Unknown(Exception):  # noqa: N818 (what cannot be looked up is no error)
 class Ran:
     """What ran since the latest record.
 
-    told: at the begin of each statement its place and what it reads, and at its end its place and what it made, if
-    anything; in between lies what ran inside it. A value is [path, text, owner], where an owner is a number for the
-    frame or the object that has the last name of a path. begun: how many statements. touched: place of a statement →
-    what became of parameters and their gradients while it ran, and of which, by identity. parameters: those to look at.
+    told: at the begin of each statement its place and what it reads; at its end its place and what it made, if
+    anything; in between lies what ran inside it, and that it touched gradients or parameters, with a digest of all.
+    A value is [path, text, owner], where an owner is a number for the frame or the object that has the last name of a
+    path. begun: how many statements. cut: whether later ones were not looked at. touched: place of a statement → what
+    became of parameters and their gradients while it ran, and of which, by identity. parameters: those to look at.
     """
 
     def __init__(self, parameters: Callable[[], Mapping[int, ReferenceType[torch.Tensor]]] = dict) -> None:
@@ -81,9 +90,9 @@ class Ran:
         self.touched: dict[Place, dict[str, list[int]]] = {}
         self.stack = list[_InFrame]()
         self.last = dict[int, _Seen]()
-        self.told = list[tuple[Place, bool, list[tuple[str, str, int]]]]()
-        self.begun = 0
-        self.frames = 0
+        self.told = list[tuple[Place, int, list[tuple[str, str, int]]]]()
+        self.begun, self.cut, self.spent_s = 0, False, 0.0
+        self.frames, self.foreign = 0, set[str]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -92,7 +101,7 @@ class Ran:
             yield
             return
         self.stack, self.last = [], self._seen()
-        sys.settrace(self._called)
+        sys.settrace(self.called)
         try:
             yield
         finally:
@@ -121,23 +130,37 @@ class Ran:
         self.touched = {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
-        told = {"places": places, "touched": touched,
-                "ran": [[number[place], ends, values] for place, ends, values in self.told]}  # fmt: skip
-        self.told, self.begun = [], 0
+        told = {"places": places, "touched": touched, "cut": self.cut,
+                "ran": [[number[place], kind, values] for place, kind, values in self.told]}  # fmt: skip
+        self.told, self.begun, self.cut, self.spent_s = [], 0, False, 0.0
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
 
-    def _called(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
+    def called(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
+        """What Python calls whenever a function is called."""
         code = frame.f_code
-        if self.begun >= MOST or code.co_name[:1] == "<":
+        if self.cut or code.co_filename in self.foreign or code.co_name[:1] == "<":
             return None
-        statements = _own_statements(code.co_filename)
+        compiles = _DYNAMO.set_eval_frame(None)
+        try:
+            return self._enter(code.co_filename)
+        finally:
+            _DYNAMO.set_eval_frame(compiles)
+
+    def _enter(self, file: str) -> _Tracer | None:
+        statements = _own_statements(file)
         if not statements:
+            self.foreign.add(file)
             return None
         self.frames -= 1
-        inside = _InFrame(self, Path(code.co_filename).name, statements, self.frames)
+        inside = _InFrame(self, Path(file).name, statements, self.frames)
         self.stack.append(inside)
         return inside.traced
+
+    def end(self) -> None:
+        """Look at no further statement of this operation."""
+        self.cut = True
+        sys.settrace(None)
 
     def look(self) -> None:
         """Tell what became of parameters since the latest look, as done by the statement that ran."""
@@ -145,6 +168,11 @@ class Ran:
         place = next((each.place for each in reversed(self.stack) if each.place), None)
         if place and now != self.last:
             done = self.touched.setdefault(place, {})
+            told = [(what, _digest(repr([_known(seen[at]) for seen in now.values()]).encode()), 0)
+                    for at, what in enumerate(("parameters", "gradients"))
+                    if any(seen[at] not in (None, self.last.get(key, seen)[at]) for key, seen in now.items())
+                    ]  # fmt: skip
+            self.told += [(place, TOUCHES, told)] if told else []
             for key, (weights, gradient) in now.items():
                 before = self.last.get(key, (weights, gradient))
                 if weights != before[0]:
@@ -157,7 +185,7 @@ class Ran:
     def _seen(self) -> dict[int, _Seen]:
         known = self.parameters()
         held = ((key, reference()) for key, reference in known.items() if len(known) <= MOST_PARAMETERS)
-        return {key: (_mark(one), _mark(one.grad)) for key, one in held if one is not None}
+        return {key: (_mark(one), _of_gradient(one.grad)) for key, one in held if one is not None}
 
 
 class _InFrame:
@@ -172,11 +200,17 @@ class _InFrame:
         return (self.file, self.now.line, self.now.text) if self.now else None
 
     def traced(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
+        begins, compiles = time.perf_counter(), _DYNAMO.set_eval_frame(None)
         try:
             self.ran.look()
             self._note(frame, event)
         except Exception:  # an object of the trainer's that cannot be looked at: nothing of ours may end its run
-            self.now = None
+            self.ran.end()
+        finally:
+            _DYNAMO.set_eval_frame(compiles)
+        self.ran.spent_s += time.perf_counter() - begins
+        if self.ran.spent_s > LONGEST_S or self.ran.begun >= MOST:
+            self.ran.end()
         if event == "return" and self in self.ran.stack:
             del self.ran.stack[self.ran.stack.index(self) :]
         return self.traced
@@ -188,11 +222,11 @@ class _InFrame:
         if following is not None and following is self.now and following.last > following.line:
             return  # another line of the same
         if self.now is not None and self.place and self.now.makes:
-            self.ran.told.append((self.place, True, self._values(self.now.makes, frame)))
-        self.now = following if self.ran.begun < MOST else None
+            self.ran.told.append((self.place, ENDS, self._values(self.now.makes, frame)))
+        self.now = following
         if self.now is not None and self.place:
             self.ran.begun += 1
-            self.ran.told.append((self.place, False, self._values(self.now.reads, frame)))
+            self.ran.told.append((self.place, BEGINS, self._values(self.now.reads, frame)))
 
     def _values(self, paths: tuple[tuple[str, Any], ...], frame: FrameType) -> list[tuple[str, str, int]]:
         found, names = list[tuple[str, str, int]](), frame.f_locals if paths else {}
@@ -205,6 +239,20 @@ class _InFrame:
             if said:
                 found.append((text, said, owner))
         return found
+
+
+def _never_compile(*functions: Callable[..., Any]) -> None:
+    """Have `torch.compile` leave functions alone that are called in the midst of what it compiles."""
+    dynamo: Any = _DYNAMO
+    for function in functions:
+        if hasattr(dynamo, "set_code_exec_strategy"):
+            skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
+            dynamo.set_code_exec_strategy(function.__code__, skip)
+        elif hasattr(dynamo, "skip_code"):
+            dynamo.skip_code(function.__code__)
+
+
+_never_compile(Ran.called, _InFrame.traced)
 
 
 @cache
@@ -324,14 +372,28 @@ def _bytes_of(value: torch.Tensor) -> bytes:
     return ctypes.string_at(value.data_ptr(), size * itemsize)
 
 
-def _mark(value: torch.Tensor | None) -> object:
+def _of_gradient(value: torch.Tensor | None) -> object:
+    """The same of a gradient, of which none and zeros are one."""
+    mark = None if value is None else _mark(value)
+    return None if mark == ZEROS else mark
+
+
+ZEROS = "zeros"
+
+
+def _known(mark: object) -> object:
+    """What a mark says of the values alone: nothing, where they cannot be read."""
+    return None if isinstance(mark, tuple) else mark
+
+
+def _mark(value: torch.Tensor) -> object:
     """What changes when a tensor does: its bytes, as a checksum; where nobody can read them, how often torch has
     written it."""
-    if value is None:
-        return None
     local = value._local_tensor if isinstance(value, DTensor) else value
     data = _bytes_of(local)
-    return zlib.crc32(data) if data else local._version
+    if not data:
+        return ("version", local._version)
+    return zlib.crc32(data) if data.strip(b"\0") else ZEROS
 
 
 _FORMATS: dict[torch.dtype, type[np.generic]] = {

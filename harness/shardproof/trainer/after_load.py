@@ -117,9 +117,7 @@ def of_resumed(
         )
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
-        equal = "After the load what a step computes with is equal, but after a step" if data else (
-            "After the load all is equal, but after a step"
-        )  # fmt: skip
+        equal = "After the load all that is compared is equal, but after a step"
         when = f"After {'a step' if step < 0 else f'step {step}'} of the resumed run" if unseen else equal
         return f"{when} {differ(found)} from the run that went on without a break. {data or first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")

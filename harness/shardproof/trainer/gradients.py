@@ -100,7 +100,7 @@ def reached_apart(first: OfParameters, own: OfParameters, names: tuple[str, str]
             what = "no gradient reaches" if its[lacking[0]] == NONE else "all gradients are zeros of"
             return (
                 f"With {other} {what} {one_or_many(lacking)} and with {way} some other than zero come: look at what "
-                "cuts the graph there, such as a collective without a backward, and at what the loss depends on."
+                "cuts the graph there, such as a `detach`, and at what the loss depends on."
             )
     return ""
 

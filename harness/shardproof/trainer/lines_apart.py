@@ -74,6 +74,9 @@ Name = tuple[str, int, str]
 """File, line and path of a value that is another one whenever it is made, such as a time."""
 
 
+TENSOR = "tensor "
+"""What the text of a tensor with one element begins with, in front of its number."""
+
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
 
@@ -260,62 +263,79 @@ def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
     return f"Line by line, the two part at {statement.shown()}{on}: it writes {written} in {way}, and not in {other}."
 
 
-MOST_LINES = 6
+MOST_LINES = 8
 """Statements of two ways that a sentence names."""
 
 _TELLING = re.compile(
     r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
 )
+_HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "continue", "break", "try", "assert ")
 
 
-def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:
-    """Which statements of a step, on the first rank, two ways do not run alike: those that run in one way alone, those
-    that step, reduce or scale and run another number of times, and those that read other numbers beside tensors.
+def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "") -> str:
+    """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
+    that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
+    number of times; those that make other numbers, or read such beside tensors; what else runs in one way alone.
 
     Args:
-        names: of both ways, such as `accumulate=1`.
+        names: of both ways, such as `accumulate=1`. when: what the operation is called.
     """
     if 0 not in one or 0 not in other:
         return ""
     ways = [_by_place(unpacked(way[0])) for way in (one, other)]
-    told = list[str]()
+    told = list[tuple[int, str]]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
-        said = _not_alike(mine, its, names)
-        if said:
-            told.append(f"{(mine or its)[0].shown()} {said}")
+        if said := _not_alike(mine, its, names):
+            told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}"))
     if not told:
         return ""
+    lines = [line for _, line in sorted(told, key=lambda each: each[0])]
     more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
-    return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_LINES])}{more}."
+    return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
 
 
 def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
     found: dict[tuple[str, int], list[Statement]] = {}
     for statement in ran:
-        if statement.kind == BEGINS:
+        if statement.kind != CUT:
             found.setdefault((statement.file, statement.line), []).append(statement)
     return found
 
 
-def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]) -> str:
+def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]) -> tuple[int, str] | None:
+    """How telling it is what two ways do with a statement, the least number the most, and what it is."""
     if not mine or not its:
-        return f"runs with {names[1] if its else names[0]} alone"
-    counts = len(mine), len(its)
+        return _in_one_alone(mine or its, names[1] if its else names[0])
+    counts = [sum(each.kind == BEGINS for each in ran) for ran in (mine, its)]
     if counts[0] != counts[1] and _TELLING.search(mine[0].text):
-        return f"runs {_times(counts[0])} with {names[0]} and {_times(counts[1])} with {names[1]}"
-    if not any(_is_of_tensors(told) for told in mine[0].values):
-        return ""
-    for told in mine[0].values:
-        values = [[each.text for one in ran for each in one.values if each.path == told.path] for ran in (mine, its)]
-        first, second = (list(dict.fromkeys(texts)) for texts in values)
-        if _is_number(told.text) and second and set(first) != set(second):
-            return f"reads `{told.path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"
-    return ""
+        return 1, f"runs {_times(counts[0])} with {names[0]} and {_times(counts[1])} with {names[1]}"
+    of_tensors = any(not told.is_plain or told.text.startswith(TENSOR) for one in mine for told in one.values)
+    for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
+        if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
+            continue
+        for path in dict.fromkeys(told.path for one in mine if one.kind == kind for told in one.values):
+            first, second = (_numbers(ran, kind, path) for ran in (mine, its))
+            if first and second and set(first) != set(second):
+                return 2, f"{verb} `{path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"
+    return None
 
 
-def _is_of_tensors(told: Told) -> bool:
-    return not told.is_plain
+def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None:
+    """The same of a statement that runs in one way alone; a head, or a `return`, tells what what it leads to tells."""
+    if ran[0].text.startswith(_HEADS):
+        return None
+    writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
+    said = f"runs with {name} alone"
+    values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
+    made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
+    return (0 if writes or _TELLING.search(ran[0].text) else 3), f"{said}{made}"
+
+
+def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
+    """The plain numbers that statements read or made under a path, each once; none where one is none."""
+    texts = dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path)
+    return list(texts) if all(map(_is_number, texts)) else []
 
 
 def _is_number(text: str) -> bool:

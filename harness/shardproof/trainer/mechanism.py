@@ -64,7 +64,7 @@ def _made(found: Sequence[Difference], between: Between) -> str:
     if not pairs or not all(_is_beside(one, between) for one in beside):
         return ""
     if max(distinct(as_bits(pair.observed)) for pair in pairs) < DISTINCT:
-        return "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of them are zeros."
+        return "" if any(as_bits(pair.observed).any() for pair in pairs) else "All of these values are zeros."
     return next(filter(None, (rule(pairs, between) for rule in RULES)), "")
 
 
@@ -76,7 +76,10 @@ def _is_beside(one: Difference, between: Between) -> bool:
 
 
 def _measured(told: str, between: Between) -> str:
-    return f"Measured against {between.against}: {told[0].lower()}{told[1:]}" if told and between.against else told
+    if not told or not between.against:
+        return told
+    told = told.replace("what it should be", f"that with {between.against}")
+    return f"Measured against {between.against}: {told[0].lower()}{told[1:]}"
 
 
 def _rearranged(pairs: Sequence[Pair], between: Between) -> str:

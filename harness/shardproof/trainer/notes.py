@@ -192,9 +192,11 @@ def schedule_stands_still(rates: str, steps: int) -> str:
     )
 
 
-def stays_zero(first: Value | None, last: Value) -> bool:
-    """Whether a tensor of floats is zero after the build and after the last step."""
-    return first == last and last.dtype in FLOATS and bool(last.data) and not any(last.data)
+def stays_zero(values: Sequence[Value | None]) -> bool:
+    """Whether a tensor of floats is zero after the build and after each step."""
+    first, *others = values
+    zero = first is not None and first.dtype in FLOATS and bool(first.data) and not any(first.data)
+    return zero and all(value == first for value in others)
 
 
 def buffers_stay_zero(names: Sequence[str]) -> str:

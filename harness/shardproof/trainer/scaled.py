@@ -22,6 +22,7 @@ from shardproof.diff import as_numbers
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.every_mesh import Name
+from shardproof.trainer.gradients import GRADIENT
 from shardproof.trainer.pairs import Between, Pair
 
 Floats = npt.NDArray[np.float64]
@@ -61,6 +62,8 @@ _DECAYS = {
 
 _NUMBER = re.compile(r"float ([-+.\de]+)")
 
+NOT_STEPPED = "No optimizer had a gradient of them: look at what else writes them, such as an average of others."
+
 PER_TENSOR = 2
 """With more factors than that among tensors, nobody would see what they have in common."""
 
@@ -94,6 +97,8 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
         which = f"in {len(wrong)} of {len(every)} tensors{in_common(wrong, right)}, and right in the others{when}"
         if _is_ratio(factor, between.ratio):
             return f"{told}, {which}, {OF_THE_AXIS}"
+        if between.gradients and not any(between.gradients.get(name) == GRADIENT for name in wrong):
+            return f"{told}, {which}. {NOT_STEPPED}"
         return f"{told}, {which}: look at what scales the loss or the gradients that reach these tensors alone."
     if between.rates and abs(factor / between.rates - 1) < NEAR:
         return f"{told}, in all tensors alike{when}, as are the learning rates: {OF_RATES}"

@@ -87,8 +87,10 @@ def trains(judging: Judging) -> None:
         text = nothing_trains_later(len(later), last, why_still(names, all_seen(judging, later)))
     else:
         again = judging.data_repeat(judging.whole)
-        zero = sorted(name for (role, name), value in last.items() if role == "buffer" and stays_zero(
-            judging.at(moments[0]).get((role, name)), value))  # fmt: skip
+        zero = sorted(
+            name for role, name in last
+            if role == "buffer" and stays_zero([judging.at(op).get((role, name)) for op in (moments[0], *steps)])
+        )  # fmt: skip
         undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
         why = why_each(undeclared, all_seen(judging, steps))
         notes += [never_moved(undeclared, params, why)] if undeclared else []

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from shardproof.diagnosis.arrangement import distinct
 from shardproof.diff import Difference
+from shardproof.observe.assemble import as_bits
 from shardproof.observe.settings import SETTING
 from shardproof.program import Op
 from shardproof.result import ArmResult
@@ -197,8 +199,16 @@ def _said(
         " ".join(filter(None, (*measured, _not_finite(judging, ops, names, wrong)))),
         " ".join(filter(None, apart)),
         side_by_side(judging, session, ops, names),
-        of_two_ways(judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {}), names),
+        _lines(judging, session, ops, names),
     )
+
+
+def _lines(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question."""
+    built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {}
+             for each in (session, judging.whole)]  # fmt: skip
+    step = of_two_ways(judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {}), names)
+    return paragraphs(of_two_ways(built[0], built[1], names, "of `build`"), step)
 
 
 def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:
@@ -306,7 +316,8 @@ def _older(
         ] + [(each.ops[0], {})] * 2  # fmt: skip
         for moment, values in before:
             there = all(key in values and values[key] == now[1].get(key) for key in keys)
-            if there and any(values[key] != last[1].get(key) for key in keys):
+            telling = any(values[key] != last[1].get(key) for key in keys)
+            if there and telling and any(distinct(as_bits(values[key])) > 1 for key in keys):
                 return f"These are the values after {wording.at(moment)} with {way}: an older state was put back."
     return ""
 

@@ -255,9 +255,10 @@ def test_no_factor_is_looked_for_among_buffers_alone() -> None:
 
 def test_buffers_that_are_zero_and_stay_so_are_noted() -> None:
     zero, one = (Value("fp32", (2,), np.array(numbers, np.float32).tobytes()) for numbers in ([0, 0], [0, 1]))
-    assert stays_zero(zero, zero)
-    assert not stays_zero(zero, one)
-    assert not stays_zero(one, one)
-    assert not stays_zero(Value("bool", (2,), b"\0\0"), Value("bool", (2,), b"\0\0"))
+    assert stays_zero([zero, zero])
+    assert not stays_zero([zero, one, zero])
+    assert not stays_zero([one, one])
+    assert not stays_zero([None, zero])
+    assert not stays_zero([Value("bool", (2,), b"\0\0")] * 2)
     assert buffers_stay_zero(["moe.expert_bias"]) == "1 buffer is zero and stays so: moe.expert_bias"
     assert buffers_stay_zero(["a", "b", "c", "d"]) == "4 buffers are zero and stay so: a, b, c and 1 more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -107,27 +108,32 @@ def test_statements_know_what_they_read_and_make() -> None:
     found = statements_of('a.b += c[d["e"]]\nfor x in self.rows[index]:\n    pass\nself.seen.append(x)\n')
     shown = {line: ([text for text, _ in one.reads], [text for text, _ in one.makes]) for line, one in found.items()}
     assert shown == {
-        1: (["c[d['e']]", "d['e']"], ["a.b"]),
+        1: (["a.b", "c[d['e']]", "d['e']"], ["a.b"]),
         2: (["self.rows[index]", "index"], ["x"]),
         3: ([], []),
         4: (["self.seen", "x"], ["self.seen"]),
     }
 
 
+def test_what_is_added_to_is_read_too() -> None:
+    (found,) = set(statements_of("self.updates += 1").values())
+    assert [text for text, _ in found.reads] == [text for text, _ in found.makes] == ["self.updates"]
+
+
 def test_a_statement_of_several_lines_runs_once(mine: ModuleType) -> None:
     rows = mine.Rows()
-    lines = [(one.line, one.kind, values(one)) for one in unpacked(ran(lambda: rows.following(2)))]
+    lines = [(one.line, one.kind, values(one)) for one in unpacked(ran(partial(rows.following, 2)))]
     assert lines == [
         (7, BEGINS, {"self.position": "0", "width": "2"}), (7, ENDS, {"rows": "list [0, 1]"}),
-        (9, BEGINS, {"width": "2"}), (9, ENDS, {"self.position": "2"}),
+        (9, BEGINS, {"self.position": "0", "width": "2"}), (9, ENDS, {"self.position": "2"}),
         (10, BEGINS, {"rows": "list [0, 1]"}),
     ]  # fmt: skip
 
 
 def test_what_is_read_otherwise_is_told_with_who_set_it(mine: ModuleType) -> None:
     rows, others, record = mine.Rows(), mine.Rows(), Ran()
-    before, now = (ran(lambda: rows.following(2), record) for _ in range(2))
-    resumed = ran(lambda: others.following(2))
+    before, now = (ran(partial(rows.following, 2), record) for _ in range(2))
+    resumed = ran(partial(others.following, 2))
     apart = apart_in({0: now}, {0: resumed})
     assert apart is not None
     moments = [Moment(step(0), {0: before}), Moment(step(1), {0: now})], [Moment(step(1), {0: resumed})]
@@ -139,7 +145,7 @@ def test_what_is_read_otherwise_is_told_with_who_set_it(mine: ModuleType) -> Non
 
 
 def test_another_turn_is_told(mine: ModuleType) -> None:
-    one, other = (ran(lambda flag=flag: mine.guarded(flag)) for flag in ([], [[[[[[1]]]]]]))  # too deep to be told
+    one, other = (ran(partial(mine.guarded, flag)) for flag in ([], [[[[[[1]]]]]]))  # too deep to be told
     said = of_ranks({0: one, 1: other})
     assert said == (
         'Line by line, ranks part, behind mine.py:19 (`if flag:`): rank 0 goes on with mine.py:22 (`value = "other"`) '
@@ -149,7 +155,7 @@ def test_another_turn_is_told(mine: ModuleType) -> None:
 
 
 def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
-    one, other = (ran(lambda rows=rows: mine.parts(rows, 1)) for rows in ([1.0], [2.0]))
+    one, other = (ran(partial(mine.parts, rows, 1)) for rows in ([1.0], [2.0]))
     leave = never_alike({0: one}, {0: other})
     assert ("mine.py", 15, "total") in leave
     assert apart_in({0: one}, {0: other}, leave) is None
@@ -157,18 +163,18 @@ def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
 
 
 def test_two_ways_tell_what_runs_in_one_alone_and_other_numbers(mine: ModuleType) -> None:
-    one, other = (ran(lambda number=number: mine.train(torch.ones(9, requires_grad=True), number)) for number in (1, 2))
+    one, other = (ran(partial(mine.train, torch.ones(9, requires_grad=True), number)) for number in (1, 2))
     said = of_two_ways({0: one}, {0: other}, ("n=1", "n=2"))
     assert "(`(weight.sum() * 2).backward()`) runs once with n=1 and 2 times with n=2" in said
     assert "(`weight.grad.data.div_(number)`) reads `number` = 1 with n=1 and 2 with n=2" in said
-    yes, no = (ran(lambda flag=flag: mine.guarded(flag)) for flag in (True, False))
+    yes, no = (ran(partial(mine.guarded, flag)) for flag in (True, False))
     assert '(`value = "one"`) runs with n=1 alone' in of_two_ways({0: yes}, {0: no}, ("n=1", "n=2"))
 
 
 def test_who_touches_gradients_and_parameters_is_told(mine: ModuleType) -> None:
     weight = torch.ones(9, requires_grad=True)
     record = Ran(lambda: {id(weight): ref(weight)})
-    found = touched(ran(lambda: mine.train(weight, 2), record, {id(weight): "weight"}))
+    found = touched(ran(partial(mine.train, weight, 2), record, {id(weight): "weight"}))
     assert [(one.place.partition(" ")[0], dict(one.done)) for one in found] == [
         ("mine.py:27", {"made": ["weight"], "changed": ["weight"]}), ("mine.py:28", {"changed": ["weight"]}),
         ("mine.py:30", {"written": ["weight"]}), ("mine.py:31", {"cleared": ["weight"]}),
@@ -178,8 +184,8 @@ def test_who_touches_gradients_and_parameters_is_told(mine: ModuleType) -> None:
 def test_where_gradients_come_to_be_others_is_told(mine: ModuleType) -> None:
     one = torch.ones(9, requires_grad=True)
     other = torch.full((9,), 1.0, requires_grad=True)
-    other.register_hook(lambda gradient: gradient * 3)
-    rows = [ran(lambda weight=weight: mine.train(weight, 1), Ran(lambda weight=weight: {id(weight): ref(weight)}))
+    other.register_hook(partial(torch.mul, torch.tensor(3.0)))
+    rows = [ran(partial(mine.train, weight, 1), Ran(lambda weight=weight: {id(weight): ref(weight)}))
             for weight in (one, other)]  # fmt: skip
     apart = apart_in({0: rows[0]}, {0: rows[1]})
     assert apart is not None
@@ -192,7 +198,7 @@ def test_where_gradients_come_to_be_others_is_told(mine: ModuleType) -> None:
 
 def test_a_loop_of_many_statements_is_cut_and_takes_no_other_turn(mine: ModuleType) -> None:
     record = Ran()
-    few, many = (ran(lambda n=n: mine.parts([0.0] * 5000, n), record) for n in (1000, 5000))
+    few, many = (ran(partial(mine.parts, [0.0] * 5000, n), record) for n in (1000, 5000))
     assert unpacked(few)[-1].kind == unpacked(many)[-1].kind == CUT
     assert len(unpacked(many)) < 3 * MOST
     assert of_ranks({0: few, 1: many}) == ""
@@ -200,14 +206,14 @@ def test_a_loop_of_many_statements_is_cut_and_takes_no_other_turn(mine: ModuleTy
 
 def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:
     with pytest.raises(IndexError):
-        ran(lambda: mine.fails([]))
+        ran(partial(mine.fails, []))
     assert sys.gettrace() is None or "Ran" not in repr(sys.gettrace())
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (3, "3"), ([1, "a", None], "list [1, 'a', None]"), (torch.tensor(0.5), "0.5"), (object(), ""),
+        (3, "3"), ([1, "a", None], "list [1, 'a', None]"), (torch.tensor(0.5), "tensor 0.5"), (object(), ""),
         (torch.empty(2, device="meta"), ""), (torch.arange(6.0).reshape(2, 3).t(), ""), (nn.Linear(1, 1), ""),
         ({"a": [1]}, "dict [tuple ['a', list [1]]]"), ([object()], ""), (list(range(101)), ""),
     ],
@@ -230,5 +236,5 @@ def test_nothing_of_ours_is_compiled_in_the_midst_of_what_the_trainer_compiles(m
     compiled = torch.compile(mine.parts, backend="eager")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    ran(lambda: compiled(torch.ones(4), 2))
+    ran(partial(compiled, torch.ones(4), 2))
     assert torch._dynamo.utils.counters["frames"] == {"total": 1, "ok": 1}

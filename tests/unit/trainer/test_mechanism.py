@@ -59,7 +59,7 @@ def as_bf16(array: Floats) -> Floats:
         (lambda x: np.concatenate([x[2:], x[:2]]), "another order, of a along dim 0: the 2 chunks in reverse"),
         (lambda x: np.ascontiguousarray(x.T).reshape(x.shape), "another order, of a with dims 0 and 1 exchanged"),
         (as_bf16, "rounded to bf16 on the way"),
-        (np.zeros_like, "All of them are zeros."),
+        (np.zeros_like, "All of these values are zeros."),
     ],
 )
 def test_what_was_done_to_the_right_values_is_recognised(make: Make, sentence: str) -> None:
@@ -69,7 +69,7 @@ def test_what_was_done_to_the_right_values_is_recognised(make: Make, sentence: s
 def test_where_nobody_knows_which_side_is_right_a_mechanism_says_against_what_it_measures() -> None:
     wrong = everywhere(lambda x: np.concatenate([x[2:], x[:2]]))
     assert told(wrong, against="offload=none").startswith("Measured against offload=none: the elements are the right ")
-    assert told(everywhere(np.zeros_like), against="a=b") == "Measured against a=b: all of them are zeros."
+    assert told(everywhere(np.zeros_like), against="a=b") == "Measured against a=b: all of these values are zeros."
     one = {**RIGHT, "param a": RIGHT["param a"] + np.float32(1)}
     assert told(one, against="a=b") == told(one) == ""
 

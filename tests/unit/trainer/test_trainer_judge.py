@@ -97,7 +97,7 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
         (saving_changes_the_rate, "unsaved", "Saving changed setting group0.lr from 0.1 to 0.3."),
         (only("resumed", "load", MOMENT, plus), "resumed", "Right after the load exp_avg of w differs"),
         (only("resumed", "load", LR, lambda _: "0.3"), "resumed", "setting group0.lr is 0.3, and should be 0.1"),
-        (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all is equal, but after a step"),
+        (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all that is compared is equal, but"),
         (only("resumed", "step", COUNT, plus, 3), "resumed", "step of w is 5.0, and should be 4.0"),
         (only("second resume", "load", MOMENT, plus), "second resume", "loads what it saved after 3 updates does not"),
         (only("second resume", "step", PARAM, plus, 3), "second resume", "Look at what a resumed run counts"),

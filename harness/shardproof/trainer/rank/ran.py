@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
 from shardproof.trainer.base import Cell
-from shardproof.trainer.lines_apart import BEGINS, ENDS, TOUCHES
+from shardproof.trainer.lines_apart import BEGINS, ENDS, TENSOR, TOUCHES
 from shardproof.trainer.rank.statements import Statement, statements_of
 
 MOST = 800
@@ -48,6 +48,9 @@ LONGEST_S = 1.0
 
 MOST_PARTS, MOST_TEXT, MOST_BYTES = 100, 80, 1 << 16
 """Of a container with those in it, of a text, of a tensor: what is larger is told by a digest, or not at all."""
+
+LAMBDA = "<lambda>"
+"""What Python calls the code of a lambda, whose names are looked up in the statement that it stands in."""
 
 MOST_PARAMETERS = 200
 """Of more, nobody looks which statement changes them."""
@@ -139,21 +142,21 @@ class Ran:
     def called(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
         """What Python calls whenever a function is called."""
         code = frame.f_code
-        if self.cut or code.co_filename in self.foreign or code.co_name[:1] == "<":
+        if self.cut or code.co_filename in self.foreign or (code.co_name[:1] == "<" and code.co_name != LAMBDA):
             return None
         compiles = _DYNAMO.set_eval_frame(None)
         try:
-            return self._enter(code.co_filename)
+            return self._enter(code.co_filename, code.co_name == LAMBDA)
         finally:
             _DYNAMO.set_eval_frame(compiles)
 
-    def _enter(self, file: str) -> _Tracer | None:
+    def _enter(self, file: str, inside_a_statement: bool) -> _Tracer | None:
         statements = _own_statements(file)
         if not statements:
             self.foreign.add(file)
             return None
         self.frames -= 1
-        inside = _InFrame(self, Path(file).name, statements, self.frames)
+        inside = _InFrame(self, Path(file).name, statements, self.frames, makes=not inside_a_statement)
         self.stack.append(inside)
         return inside.traced
 
@@ -189,10 +192,11 @@ class Ran:
 
 
 class _InFrame:
-    """The statements of one call. owner: a number that stands for its local names."""
+    """The statements of one call. owner: a number that stands for its local names. makes: whether what a statement
+    makes is looked at, which is not made yet where a lambda in it runs."""
 
-    def __init__(self, ran: Ran, file: str, statements: Mapping[int, Statement], owner: int) -> None:
-        self.ran, self.file, self.statements, self.owner = ran, file, statements, owner
+    def __init__(self, ran: Ran, file: str, statements: Mapping[int, Statement], owner: int, *, makes: bool) -> None:
+        self.ran, self.file, self.statements, self.owner, self.makes = ran, file, statements, owner, makes
         self.now: Statement | None = None
 
     @property
@@ -221,7 +225,7 @@ class _InFrame:
         following = self.statements.get(frame.f_lineno) if event == "line" else None
         if following is not None and following is self.now and following.last > following.line:
             return  # another line of the same
-        if self.now is not None and self.place and self.now.makes:
+        if self.now is not None and self.place and self.now.makes and self.makes:
             self.ran.told.append((self.place, ENDS, self._values(self.now.makes, frame)))
         self.now = following
         if self.now is not None and self.place:
@@ -354,7 +358,7 @@ def _of_tensor(value: torch.Tensor) -> str:
     if not data:
         return ""
     if value.numel() == 1 and value.dtype in _FORMATS:
-        return repr(np.frombuffer(data, _FORMATS[value.dtype])[0].item())
+        return f"{TENSOR}{np.frombuffer(data, _FORMATS[value.dtype])[0].item()!r}"
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {_digest(data)}"
 
 

@@ -36,7 +36,8 @@ def statements_of(text: str) -> dict[int, Statement]:
         if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         parts = list(_parts(node))
-        reads, makes = _paths(parts, read=True), _paths(parts, read=False)
+        added_to = [ast.parse(ast.unparse(node.target), mode="eval").body] if isinstance(node, ast.AugAssign) else []
+        reads, makes = _paths([*added_to, *parts], read=True), _paths(parts, read=False)
         ends = (part.end_lineno or node.lineno for part in parts if isinstance(part, ast.expr))
         last = max(ends, default=node.lineno) if _is_compound(node) else node.end_lineno or node.lineno
         statement = Statement(node.lineno, last, lines[node.lineno - 1].strip(), reads, makes)
@@ -64,8 +65,8 @@ def _paths(parts: Iterable[ast.AST], *, read: bool) -> tuple[tuple[str, Path], .
 
 
 def _read(node: ast.AST) -> Iterator[Path]:
-    """The longest paths that a part of a statement reads, and those in their indices. What a name is added to, as in
-    `total += loss`, is read too; of a call, what it is a method of."""
+    """The longest paths that a part of a statement reads, and those in their indices; of a call, what it is a method
+    of."""
     if isinstance(node, Path) and _is_path(node):
         if not isinstance(node.ctx, ast.Del):
             yield from _indices(node) if isinstance(node.ctx, ast.Store) else (node, *_indices(node))

@@ -243,8 +243,8 @@ def _added(name: Name, had: Values, saved: Values, after: Values) -> str:
     if not there or not loaded or comes_to != there + loaded:
         return ""
     return (
-        f"{name[1]} is {comes_to} = {there} + {loaded}: the load adds the count that was saved to the one that "
-        "was there already, in place of setting it, so that it is right in a fresh trainer alone."
+        f"{name[1]} is {comes_to} = {there} + {loaded}: the load adds what a fresh trainer has after it to the count "
+        "that was there already, in place of setting it."
     )
 
 

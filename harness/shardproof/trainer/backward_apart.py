@@ -92,8 +92,10 @@ def _count(factor: float, counts: Mapping[str, int], near: float) -> str:
     """That a factor, or what it divides by, is the number of something."""
     for text, number in (("", factor), ("one divided by ", 1 / factor)):
         alike = [name for name, count in counts.items() if isclose(number, count, rel_tol=near)]
+        if len(alike) > 1:
+            return f", which is {text}{number:.4g}, and so many there are of each of these: {', '.join(alike)}"
         if alike:
-            return f", which is {text}the number of {' and of '.join(alike)}"
+            return f", which is {text}the number of {alike[0]}"
     return ""
 
 

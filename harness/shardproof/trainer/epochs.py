@@ -65,12 +65,13 @@ def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int 
     return f"{here} step {place} of epoch {epoch}."
 
 
-def first_epoch_alone(steps: OfSteps, saved: int) -> str:
+def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str:
     """A note that the save lies in the first epoch, so that a resume in a later one is not tried; empty where it does
     not, or where nobody knows what the steps were given.
 
     Args:
-        steps: of the run without a break. saved: the step behind which the save comes.
+        steps: of the run without a break. saved: the step behind which the save comes. tried: whether that has been
+            put off already, to come to a later epoch.
     """
     places = epochs_of(steps)
     if not all(steps.values()) or places.get(saved, (1, 0))[0]:
@@ -80,9 +81,10 @@ def first_epoch_alone(steps: OfSteps, saved: int) -> str:
     more = 4 * (saved + 1)
     before, after = (length + max(1, length // 2), length) if length else (more, more)
     would = "would try it" if length else "may try it, and so may a shorter data set"
+    how = "a shorter data set would try it" if tried else f"`--program 'arms {before} {after}'` {would}"
     return (
         f"the save comes in the first epoch of the data{ends}: a resume in a later one is not tried, where another "
-        f"order or another place may be lost; `--program 'arms {before} {after}'` {would}"
+        f"order or another place may be lost; {how}"
     )
 
 

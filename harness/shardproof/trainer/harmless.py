@@ -13,6 +13,7 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, Values, is_of_data, without_rank
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.lines_apart import MADE, apart_in
 from shardproof.trainer.notes import (
     counted_steps,
     differ_already,
@@ -107,6 +108,9 @@ def _draws(judging: Judging, session: Session, other: Session, until: int) -> bo
         given = judging.given.get(there), judging.given.get(here)
         calls = [call for op in (there, here) for own in judging.model_calls.get(op, {}).values() for call in own]
         if not given[0] or given[0] != given[1] or not calls or any(call.draws for call in calls):
+            return True
+        parted = apart_in(judging.ran.get(there, {}), judging.ran.get(here, {}))
+        if parted and parted[1].kind == MADE:  # as of a mask that is drawn between two models
             return True
         if here >= until:
             break

@@ -36,6 +36,7 @@ from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.observe.settings import SETTING
+from shardproof.program import ARMS
 from shardproof.result import TWIN, ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
@@ -63,6 +64,7 @@ from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
+from shardproof.trainer.lines_apart import of_load
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -273,8 +275,12 @@ class Judge(Judging):
         saves = self.named(CUT) or self.whole
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
         lines = line_by_line(self, resumed, self.whole, found, ("the run without a break", "the resumed one"))
-        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), lines)
-        early = first_epoch_alone(self.samples_of_steps, self.before - 1) if self.loads_data and not found else ""
+        loading = of_load(self.ran.get(load, {}), [one.key.fqn for one in found]) if at_load else ""
+        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), loading, lines)
+        tried = self.scenario.program != ARMS
+        early = "" if found or not self.loads_data else (
+            first_epoch_alone(self.samples_of_steps, self.before - 1, tried=tried)
+        )  # fmt: skip
         notes += [early] if early else []
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
@@ -358,7 +364,9 @@ class Judge(Judging):
         found, more = beside_random_states(self, used, resumed, found, self.idle | left)
         sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
         lines = line_by_line(self, used, resumed, found, ("a fresh trainer that loads", "one that has stepped before"))
-        sentence = paragraphs(sentence, lines)
+        at_load = any(one.key.op == load for one in found)
+        loading = of_load(self.ran.get(load, {}), [one.key.fqn for one in found]) if at_load else ""
+        sentence = paragraphs(sentence, loading, lines)
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)
@@ -397,7 +405,9 @@ class Judge(Judging):
             return
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
-        fresh = [self.at(one.first("build")) for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
+        both = [one for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
+        # of `fit` what was there after the first step of either, which began with other seeds
+        fresh = [self.at(one.first("step" if self.trainer.fits else "build")) for one in both]
         seen = all_seen(self, [op.index for op in self.whole.ops])
         frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
         live = not_made_by_build(self.at(at), fresh, frozen)

@@ -8,7 +8,7 @@ from shardproof.diff import Difference
 from shardproof.program import Op
 from shardproof.trainer.arms import TWICE, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines_apart import READ, TURN, Moment, Name, apart_in, never_alike, sentence, unpacked
+from shardproof.trainer.lines_apart import READ, TURN, Moment, Name, apart_in, never_alike, sentence
 
 
 def line_by_line(
@@ -36,9 +36,8 @@ def line_by_line(
         plain = parting.kind == TURN or (parting.kind == READ and parting.first and parting.first.is_plain)
         if at_once and not plain:  # it follows from what the load has not restored
             return ""
-        before = unpacked(one[rank])[parting.number - 1] if parting.number else None
         moments = (_until(judging, other, there), _until(judging, session, here))
-        return sentence(rank, parting, ways, moments, before)
+        return sentence(rank, parting, ways, moments)
     return ""
 
 

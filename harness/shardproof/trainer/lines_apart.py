@@ -48,14 +48,20 @@ BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
 parameters or gradients, with a digest of all of them; that what ran behind it is not known."""
 
 
+GOES_ON = 4
+"""Is added to each of them for a statement of a generator, which goes on where it was."""
+
+
 class Statement(NamedTuple):
-    """What is told of a statement that ran, at one moment of it. file, line: where it stands. text: its first line."""
+    """What is told of a statement that ran, at one moment of it. file, line: where it stands. text: its first line.
+    of_generator: whether it is a generator's, which a run that was resumed enters anew."""
 
     file: str
     line: int
     text: str
     kind: int
     values: tuple[Told, ...]
+    of_generator: bool = False
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -77,6 +83,9 @@ Name = tuple[str, int, str]
 TENSOR = "tensor "
 """What the text of a tensor with one element begins with, in front of its number."""
 
+BEHIND = "~"
+"""What the path of a value begins with that a statement does not name, and that lies behind an object it names."""
+
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
 
@@ -89,16 +98,17 @@ class Moment(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """Where two runs part. number: of the statement in the first run's step. one, other: the statement in either; None
-    where a run has no further one. kind: `turn`, or what is told of the statement when it is another value. first,
-    second: the values, of all but a turn."""
+    """Where two runs part. one, other: the statement in either; None where a run has no further one. kind: `turn`, or
+    what is told of the statement when it is another value. first, second: the values, of all but a turn. at: the places
+    of the statement among those of either run. before: the statement in front of it in the first."""
 
-    number: int
+    kind: str
     one: Statement | None
     other: Statement | None
-    kind: str
     first: Told | None = None
     second: Told | None = None
+    at: tuple[int, int] = (0, 0)
+    before: Statement | None = None
 
 
 def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
@@ -133,7 +143,7 @@ def unpacked(data: bytes) -> tuple[Statement, ...]:
     said = json.loads(zlib.decompress(data))
     places = said["places"]
     found = tuple(
-        Statement(file, line, text, kind, tuple(Told(*one) for one in values))
+        Statement(file, line, text, kind % GOES_ON, tuple(Told(*one) for one in values), kind >= GOES_ON)
         for (file, line, text), kind, values in ((places[number], kind, values) for number, kind, values in said["ran"])
     )
     return (*found, Statement("", 0, "", CUT, ())) if said["cut"] else found
@@ -143,9 +153,10 @@ def apart_in(one: OfRanks, other: OfRanks, leave: Iterable[Name] = ()) -> tuple[
     """The first rank on which two operations part, and where. leave: what is another one whenever it is made."""
     without = frozenset(leave)
     for rank in sorted(one.keys() & other.keys()):
-        found = next(partings(unpacked(one[rank]), unpacked(other[rank]), without), None)
+        mine, its = unpacked(one[rank]), unpacked(other[rank])
+        found = next(partings(mine, its, without), None)
         if found:
-            return rank, found
+            return rank, _in_generators(found, mine, its) or found
     return None
 
 
@@ -159,21 +170,111 @@ def never_alike(one: OfRanks, other: OfRanks) -> set[Name]:
     return found
 
 
+_Rows = Sequence[tuple[int, Statement]]
+
+
 def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozenset[Name]) -> Iterator[Parting]:
-    """All that is not alike in two rows of statements, until they take another turn."""
-    for number, (mine, its) in enumerate(zip_longest(one, other)):
-        if mine is not None and its is not None and mine.place == its.place:
-            known = {told.path: told for told in its.values}
-            for told in mine.values:
+    """All that is not alike in two rows of statements, until they take another turn. What generators run is left out,
+    and so is what the second run does before it comes to where the first begins, such as its launch."""
+    rows = [[(at, each) for at, each in enumerate(row) if not each.of_generator] for row in (one, other)]
+    before: Statement | None = None
+    launched = _is_late(*rows)
+    for number, (mine, its) in enumerate(zip_longest(rows[0], _from_the_same(*rows))):
+        at = (mine[0] if mine else len(one), its[0] if its else len(other))
+        if mine and its and mine[1].place == its[1].place:
+            if launched and not number:
+                continue  # the head of a loop, which a launch enters with other numbers
+            known = {told.path: told for told in its[1].values}
+            for told in mine[1].values:
                 second = known.get(told.path)
-                if second and second.text != told.text and (mine.file, mine.line, told.path) not in leave:
-                    yield Parting(number, mine, its, KINDS[mine.kind], told, second)
+                if not second or told.path.startswith(BEHIND):
+                    continue  # looked at where what is made of it differs
+                if second.text != told.text and (mine[1].file, mine[1].line, told.path) not in leave:
+                    yield Parting(KINDS[mine[1].kind], mine[1], its[1], told, second, at, before)
+            before = mine[1]
             continue
-        if any(each is not None and each.kind == CUT for each in (mine, its)):
+        both = [each[1] if each else None for each in (mine, its)]
+        if any(each and each.kind == CUT for each in both):
             return
-        touches = next((each for each in (mine, its) if each and each.kind == TOUCHES), None)
-        yield Parting(number, mine, its, TOUCH if touches else TURN)
+        touches = any(each and each.kind == TOUCHES for each in both)
+        yield Parting(TOUCH if touches else TURN, both[0], both[1], at=at, before=before)
         return
+
+
+def _from_the_same(one: _Rows, other: _Rows) -> _Rows:
+    """The second row from where it runs along with the first for longest, which it may come to late."""
+    if not one or not other or one[0][1].place == other[0][1].place:
+        return other
+
+    def along(start: int) -> int:
+        pairs = zip(one, other[start:], strict=False)
+        return next((at for at, (a, b) in enumerate(pairs) if a[1].place != b[1].place), len(other) - start)
+
+    starts = [at for at, (_, each) in enumerate(other) if each.place == one[0][1].place]
+    return other[max(starts, key=lambda at: (along(at), at)) :] if starts else other
+
+
+def _is_late(one: _Rows, other: _Rows) -> bool:
+    """Whether the second row does something else before it comes to where the first begins."""
+    return bool(one and other) and one[0][1].place != other[0][1].place
+
+
+def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[Statement]) -> Parting | None:
+    """For a value that a statement made of what is alike: what a generator read otherwise that ran in it, or what of an
+    object that it asks is not alike."""
+    if parting.kind != MADE or parting.one is None:
+        return None
+    begins = (parting.one.file, parting.one.line, BEGINS)
+    windows, starts = list[dict[tuple[str, int, int], int]](), list[int]()
+    for row, end in zip((one, other), parting.at, strict=True):
+        start = next((place for place in range(end, -1, -1) if row[place].place == begins), end)
+        starts.append(start)
+        windows.append({row[number].place: number for number in range(start, end) if row[number].of_generator})
+    inside = [(windows[0][place], windows[1][place]) for place in windows[0] if place in windows[1]]
+    for at in [*inside, (starts[0], starts[1])]:
+        known = {told.path: told for told in other[at[1]].values}
+        for told in one[at[0]].values if one[at[0]].kind == BEGINS else ():
+            second = known.get(told.path)
+            if told.is_plain and second and second.text != told.text:
+                told, second = (each._replace(path=each.path.removeprefix(BEHIND)) for each in (told, second))
+                return Parting(READ, one[at[0]], other[at[1]], told, second, at)
+    return None
+
+
+MOST_SETS = 4
+"""Statements of a load that a sentence names."""
+
+
+def of_load(ran: OfRanks, wrong: Iterable[str]) -> str:
+    """Which statements of a load set what is wrong after it, in order, on the first rank; empty where none is known.
+
+    Args:
+        wrong: names of what is wrong, such as `schedule.last_epoch` or `0.weight`.
+    """
+    if not ran:
+        return ""
+    names, rank = set(wrong), min(ran)
+    last = {_last(name) for name in names}
+    told: dict[str, list[str]] = {}
+    for statement in unpacked(ran[rank]):
+        for made in statement.values if statement.kind == ENDS else ():
+            if _last(made.path) in last and made.is_plain:
+                told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
+    lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
+    for touch in touched(ran[rank]):
+        own = list(dict.fromkeys(name for name in touch.done.get("written", ()) if name in names))
+        if own:
+            lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
+    if not lines:
+        return ""
+    more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
+    return f"In `load`, of what is wrong after it: {'; then '.join(lines[:MOST_SETS])}{more}."
+
+
+def _last(name: str) -> str:
+    """The last word of a name or a path: `lr` of `group0.lr` and of `group['lr']`."""
+    words = re.findall(r"\w+", name)
+    return words[-1] if words else name
 
 
 def of_ranks(ran: OfRanks) -> str:
@@ -183,7 +284,7 @@ def of_ranks(ran: OfRanks) -> str:
         one, other = unpacked(ran[first]), unpacked(ran[rank])
         turn = next((each for each in partings(one, other, frozenset()) if each.kind == TURN), None)
         if turn:
-            behind = f", behind {one[turn.number - 1].shown()}" if turn.number else ""
+            behind = f", behind {turn.before.shown()}" if turn.before else ""
             ways = f"rank {first}", f"rank {rank}"
             return f"Line by line, ranks part{behind}: {_goes(turn, ways)}."
     return ""
@@ -202,34 +303,33 @@ def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int) -> s
     Args:
         moments: the operations of a session, until the one that reads it. number: of the statement there that does.
     """
-    last = told.path.rpartition(".")[2]
     for at, (op, ran) in enumerate(reversed(moments)):
         statements = unpacked(ran[rank]) if rank in ran else ()
         for statement in reversed(statements[: None if at else number]):
             for made in statement.values if statement.kind == ENDS else ():
-                if made.path.rpartition(".")[2] == last and made.owner == told.owner:
+                if _last(made.path) == _last(told.path) and made.owner == told.owner:
                     when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
-                    right = made.text == told.text  # or an object has the number of another one that is gone
+                    # An object may have the number of another one that is gone. A tensor may be written since.
+                    right = made.text == told.text or not told.is_plain
                     return f"{statement.shown()} set it last, in {when if at else 'this step'}" if right else ""
     return ""
 
 
 def sentence(
-    rank: int, parting: Parting, ways: tuple[str, str], moments: tuple[Sequence[Moment], Sequence[Moment]],
-    before: Statement | None,
-) -> str:  # fmt: skip
+    rank: int, parting: Parting, ways: tuple[str, str], moments: tuple[Sequence[Moment], Sequence[Moment]]
+) -> str:
     """Where two runs part, in words.
 
     Args:
         ways: what a sentence calls them, such as `the run without a break`. moments: of each, the operations of its
-            session until the one in which they part. before: the statement in front of the parting, which is alike.
+            session until the one in which they part.
     """
     on = f" in step {moments[0][-1].op.iteration}, on rank {rank}"
     one, first, second = parting.one, parting.first, parting.second
     if parting.kind == TOUCH:
         return _of_touch(parting, ways, on)
     if one is None or first is None or second is None:
-        behind = f", behind {before.shown()}" if before else ""
+        behind = f", behind {parting.before.shown()}" if parting.before else ""
         return f"Line by line, the two part{on}{behind}: {_goes(parting, ways)}."
     texts = [each.text.partition("… ")[0] + "…" * ("… " in each.text) for each in (first, second)]
     values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
@@ -241,12 +341,22 @@ def sentence(
             f"makes `{first.path}`, which is {values}."
         )
     setters = [
-        (way, set_last(told, own, rank, parting.number))
-        for way, told, own in zip(ways, (first, second), moments, strict=True)
+        (way, set_last(told, own, rank, at))
+        for way, told, own, at in zip(ways, (first, second), moments, parting.at, strict=True)
     ]
     told = "; ".join(f"in {way} {setter}" for way, setter in setters if setter)
     more = f" {told[0].upper()}{told[1:]}." if told else ""
+    more += _not_in_load(second, moments[1], rank)
     return f"Line by line, the two part at {one.shown()}{on}: it reads `{first.path}`, which is {values}.{more}"
+
+
+def _not_in_load(told: Told, moments: Sequence[Moment], rank: int) -> str:
+    """That no statement of a load assigns a value, with a space in front; empty where one does, or nobody loaded."""
+    loads = [ran[rank] for op, ran in moments if op.kind == "load" and rank in ran]
+    for statement in (each for data in loads for each in unpacked(data) if each.kind == ENDS):
+        if any(_last(made.path) == _last(told.path) and made.owner == told.owner for made in statement.values):
+            return ""
+    return f" No statement of yours in `load` assigns `{_last(told.path)}`." if loads and told.owner > 0 else ""
 
 
 def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
@@ -314,7 +424,8 @@ def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple
     for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
         if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
             continue
-        for path in dict.fromkeys(told.path for one in mine if one.kind == kind for told in one.values):
+        paths = (told.path for one in mine if one.kind == kind for told in one.values)
+        for path in dict.fromkeys(path for path in paths if not path.startswith(BEHIND)):
             first, second = (_numbers(ran, kind, path) for ran in (mine, its))
             if first and second and set(first) != set(second):
                 return 2, f"{verb} `{path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"

@@ -13,7 +13,7 @@ from shardproof.trainer.arms import ENDS, MEASURED, TRAINS
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import later_program
-from shardproof.trainer.measured import LINE, REDUCED
+from shardproof.trainer.measured import REDUCED
 from shardproof.trainer.unsteady import compared
 from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
@@ -100,7 +100,7 @@ def _portrait(results: Sequence[Result]) -> list[str]:
     otherwise: dict[str, list[str]] = {}
     for result, (_, lines) in others:
         for line in lines:
-            if line not in first and not line.startswith((REDUCED, LINE)):
+            if line not in first and not line.startswith(REDUCED):
                 otherwise.setdefault(line, []).append(cell_text(result))
     told = [f"  {line}  ({cells[0]}{f' and {len(cells) - 1} more' if len(cells) > 1 else ''})"
             for line, cells in otherwise.items()]  # fmt: skip

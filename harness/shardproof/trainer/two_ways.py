@@ -35,7 +35,7 @@ from shardproof.trainer.samples import weighed_apart
 from shardproof.trainer.scaled import NEAR
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.telling import paragraphs
-from shardproof.trainer.updates import how_often, stepped_apart
+from shardproof.trainer.updates import grouped_apart, how_often, stepped_apart
 from shardproof.verdict import Verdict
 
 MOST_NUMBERS = 3
@@ -180,6 +180,7 @@ def _said(
     measured = (
         reached_apart(judging.gradients.get(ops[0], {}), judging.gradients.get(ops[1], {}), names),
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
+        grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
         _weighed(judging, ops, names, near or NEAR),
@@ -316,8 +317,9 @@ def _older(
         ] + [(each.ops[0], {})] * 2  # fmt: skip
         for moment, values in before:
             there = all(key in values and values[key] == now[1].get(key) for key in keys)
-            telling = any(values[key] != last[1].get(key) for key in keys)
-            if there and telling and any(distinct(as_bits(values[key])) > 1 for key in keys):
+            if not there or not any(distinct(as_bits(values[key])) > 1 for key in keys):
+                continue  # constants are no state that anybody has come to
+            if any(values[key] != last[1].get(key) for key in keys):
                 return f"These are the values after {wording.at(moment)} with {way}: an older state was put back."
     return ""
 

@@ -60,6 +60,32 @@ def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
     return ""
 
 
+def grouped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
+    """A sentence about parameters that have another weight decay or another learning rate in one of two ways than in
+    the other; empty where there are none. names: of the two ways."""
+    for setting in ("weight_decay", "lr"):
+        mine, its = (_of_groups(values, setting) for values in (first, own))
+        apart = sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name])
+        if apart and len(apart) < len(mine):
+            name = apart[0]
+            return (
+                f"{one_or_many(apart)} ha{'ve' if len(apart) > 1 else 's'} {setting} {mine[name]} with {names[0]} and "
+                f"{its[name]} with {names[1]}, and others the same: look at what sorts parameters into param groups."
+            )
+    return ""
+
+
+def _of_groups(values: Values, setting: str) -> dict[str, str]:
+    """Parameter → the value of a setting in its param group."""
+    found: dict[str, str] = {}
+    for (role, name), value in values.items():
+        number = values.get((SETTING, f"{name.removesuffix('params')}{setting}"))
+        if role == SETTING and name.endswith(".params") and number is not None:
+            told = number.data.decode().rpartition(" ")[2]
+            found |= {without_rank(each): told for each in value.data.decode().split("\n") if each}
+    return found
+
+
 def _held(values: Values) -> set[str]:
     """The names of all parameters in param groups."""
     groups = (value for (role, name), value in values.items() if role == SETTING and name.endswith(".params"))

@@ -461,13 +461,16 @@ def numbers_held(names: Mapping[str, str]) -> str:
         names: name of a number → its name in the checkpoint, with the value.
     """
     told = ", ".join(f"{name} as {other}" for name, other in sorted(names.items())[:MOST_NAMES])
-    return f" The checkpoint has the right one, {told}: look at the name that `load` looks for." if names else ""
+    look = "look at the name that `load` looks for, and at what changes the number when it is read"
+    return f" The checkpoint has the right one, {told}: {look}." if names else ""
 
 
 def first_in_a_step(found: Sequence[Difference], against: str = "should be") -> str:
     """As `first_of`, of what a step makes: data come first, since a step begins with them."""
     of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
-    return f"The data differ: {first_of(of_data, against)}" if of_data else first_of(found, against)
+    says = any(word in of_data[0].key.fqn for word in ("loader", "sampler")) if of_data else False
+    what = "The data, or what is said of their place, differ" if says else "The data differ"
+    return f"{what}: {first_of(of_data, against)}" if of_data else first_of(found, against)
 
 
 def _as_a_factor(wrong: str, right: str) -> str:

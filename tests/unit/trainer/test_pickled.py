@@ -71,5 +71,6 @@ def test_a_structure_that_holds_itself_has_an_end() -> None:
 def test_data_that_differ_come_before_what_a_step_makes_of_them(name: str) -> None:
     moment = Difference(Key(3, "live", "exp_avg", "w"), "bits", total=2, expected_first="1.0", observed_first="2.0")
     data = Difference(Key(3, "live", "extra_state", name), "bits", total=9, detail="yielded is 5, and should be 4")
-    assert first_in_a_step([moment, data]) == f"The data differ: {name}: yielded is 5, and should be 4."
+    what = "The data differ" if name == "batch" else "The data, or what is said of their place, differ"
+    assert first_in_a_step([moment, data]) == f"{what}: {name}: yielded is 5, and should be 4."
     assert first_in_a_step([moment]).startswith("exp_avg of w is 2.0")

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -94,7 +95,7 @@ class Rank:
         self.calls = Calls() if self.described.alike else None
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
-        self.ran = Ran(self.measured.known)
+        self.ran = Ran(self._known)
         self.parameters: dict[int, Held] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
@@ -141,6 +142,11 @@ class Rank:
         with self._watched(op), self._device(), self.ran.watched():
             self.trainer.fit(cell, op.iteration, folder, resume)
         self.trainer._taken = None
+
+    def _known(self) -> dict[int, Callable[[], torch.Tensor | None]]:
+        """The parameters that are known so far, of modules and of optimizers, by identity."""
+        of_modules = {key: partial(getattr, held, "local") for key, held in self.parameters.items()}
+        return {**of_modules, **self.measured.known()}
 
     def _take(self, op: Op) -> None:
         """Keep what is there after an update in the midst of `fit`."""

@@ -7,8 +7,14 @@ be looked up without calling anything: `lr`, `self.cursor`, `group["lr"]`, `self
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path as FilePath
+
+import torch
 
 Path = ast.Name | ast.Attribute | ast.Subscript
 
@@ -16,13 +22,15 @@ Path = ast.Name | ast.Attribute | ast.Subscript
 @dataclass(frozen=True)
 class Statement:
     """A statement. line, last: its first line, from 1, and its last one, of a compound one those of its head. text: the
-    first line as it stands in the file, without indentation. reads, makes: paths with their texts."""
+    first line as it stands in the file, without indentation. reads, makes: paths with their texts. may_change: those
+    of which a method is called."""
 
     line: int
     last: int
     text: str
     reads: tuple[tuple[str, Path], ...]
     makes: tuple[tuple[str, Path], ...]
+    may_change: tuple[tuple[str, Path], ...] = ()
 
 
 def statements_of(text: str) -> dict[int, Statement]:
@@ -37,10 +45,10 @@ def statements_of(text: str) -> dict[int, Statement]:
             continue
         parts = list(_parts(node))
         added_to = [ast.parse(ast.unparse(node.target), mode="eval").body] if isinstance(node, ast.AugAssign) else []
-        reads, makes = _paths([*added_to, *parts], read=True), _paths(parts, read=False)
+        reads, makes = _paths([*added_to, *parts], _read), _paths(parts, _made)
         ends = (part.end_lineno or node.lineno for part in parts if isinstance(part, ast.expr))
         last = max(ends, default=node.lineno) if _is_compound(node) else node.end_lineno or node.lineno
-        statement = Statement(node.lineno, last, lines[node.lineno - 1].strip(), reads, makes)
+        statement = Statement(node.lineno, last, lines[node.lineno - 1].strip(), reads, makes, _paths(parts, _called))
         found |= dict.fromkeys(range(node.lineno, last + 1), statement)
     return found
 
@@ -56,10 +64,10 @@ def _parts(node: ast.stmt) -> Iterator[ast.AST]:
             yield child
 
 
-def _paths(parts: Iterable[ast.AST], *, read: bool) -> tuple[tuple[str, Path], ...]:
+def _paths(parts: Iterable[ast.AST], of: Callable[[ast.AST], Iterator[Path]]) -> tuple[tuple[str, Path], ...]:
     found: dict[str, Path] = {}
     for part in parts:
-        for path in _read(part) if read else _made(part):
+        for path in of(part):
             found.setdefault(ast.unparse(path), path)
     return tuple(found.items())
 
@@ -79,11 +87,16 @@ def _read(node: ast.AST) -> Iterator[Path]:
 
 
 def _made(node: ast.AST) -> Iterator[Path]:
-    """The paths that a part of a statement assigns to, and what it calls a method of, which may change it."""
+    """The paths that a part of a statement assigns to."""
     for each in ast.walk(node):
         if isinstance(each, Path) and isinstance(each.ctx, ast.Store) and _is_path(each):
             yield each
-        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and _is_path(each.func.value):
+
+
+def _called(node: ast.AST) -> Iterator[Path]:
+    """What a part of a statement calls a method of, which may change it."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and _is_path(each.func.value):
             assert isinstance(each.func.value, Path)
             yield each.func.value
 
@@ -105,3 +118,25 @@ def _is_path(node: ast.AST) -> bool:
         case ast.Subscript(value=held, slice=index):
             return _is_path(held) and (isinstance(index, ast.Constant) or _is_path(index))
     return False
+
+
+_FOREIGN = (
+    str(FilePath(__file__).parents[2]), str(FilePath(torch.__file__).parent), sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"), sysconfig.get_path("platlib"),
+)  # fmt: skip
+
+
+@cache
+def own_statements(name: str) -> dict[int, Statement]:
+    """The statements of a file; none of one that is not the trainer's own, or that cannot be read."""
+    if name[:1] == "<" or name.startswith(_FOREIGN) or any(_is_installed(name, folder) for folder in sys.path):
+        return {}
+    try:
+        return statements_of(FilePath(name).read_text())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return {}
+
+
+def _is_installed(name: str, folder: str) -> bool:
+    """Whether a file lies in a folder of `sys.path` in which a package manager has put packages."""
+    return bool(folder) and name.startswith(folder + "/") and any(FilePath(folder).glob("*.dist-info"))

@@ -1,0 +1,165 @@
+"""What a frame of a trainer has under a path, as a text: looked up without calling anything that could change it."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardproof.trainer.base import Cell
+from shardproof.trainer.lines_apart import BEHIND, TENSOR
+from shardproof.trainer.rank.statements import own_statements
+
+MOST_PARTS, MOST_TEXT, MOST_BYTES = 100, 80, 1 << 16
+"""Of a container with those in it, of a text, of a tensor: what is larger is told by a digest, or not at all."""
+
+
+class _Unknown(Exception):  # noqa: N818 (what cannot be looked up is no error)
+    """Raised by a look-up of what is not there, or that only a call could tell."""
+
+
+def looked_up(path: ast.expr, names: Mapping[str, Any], globally: Mapping[str, Any], frame: int) -> tuple[Any, int]:
+    """A value and the number of its owner.
+
+    Raises:
+        _Unknown: it is not there, or only a call could tell it.
+    """
+    match path:
+        case ast.Name(id=name):
+            if name in names:
+                return names[name], frame
+            if name in globally:
+                return globally[name], id(globally)
+        case ast.Attribute(value=held, attr=name):
+            owner, _ = looked_up(held, names, globally, frame)
+            return _attribute(owner, name), id(owner)
+        case ast.Subscript(value=held, slice=index):
+            owner, _ = looked_up(held, names, globally, frame)
+            key = index.value if isinstance(index, ast.Constant) else looked_up(index, names, globally, frame)[0]
+            if type(owner) in (dict, OrderedDict, list, tuple) and type(key) in (int, str):
+                return owner[key], id(owner)
+    raise _Unknown
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    if isinstance(owner, Cell) and name in owner.values:
+        return owner.values[name]
+    if isinstance(owner, torch.Tensor):
+        if name == "data":
+            return owner
+        if name == "grad" and owner.is_leaf:
+            return owner.grad
+        raise _Unknown
+    own = object.__getattribute__(owner, "__dict__")
+    if name in own:
+        return own[name]
+    if isinstance(owner, nn.Module):
+        for kind in ("_parameters", "_buffers", "_modules"):
+            if name in own.get(kind, ()):
+                return own[kind][name]
+    for base in type(owner).__mro__:
+        if name in vars(base) and type(vars(base)[name]) in (bool, int, float, str, tuple):
+            return vars(base)[name]
+    raise _Unknown
+
+
+def told(value: Any) -> str:
+    """The text of a plain value, of a container of such, or a digest of a tensor; empty of anything else."""
+    return _told(value, iter(range(MOST_PARTS)))
+
+
+def _told(value: Any, left: Iterator[int]) -> str:
+    """The same. left: counts the parts that may still be looked at."""
+    if value is None or type(value) in (bool, int, float, complex):
+        return repr(value)
+    if type(value) in (str, bytes):
+        return _shortened(repr(value))
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, torch.Generator):
+        return f"generator {digest(bytes(value.get_state().tolist()))}"
+    if type(value) not in (list, tuple, dict, OrderedDict, set, frozenset, deque):
+        return ""
+    texts = list[str]()
+    for part in value.items() if isinstance(value, dict) else value:
+        text = _told(part, left) if next(left, None) is not None else ""
+        if not text:
+            return ""
+        texts.append(text)
+    return _shortened(f"{type(value).__name__} [{', '.join(texts)}]")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}… {digest(text.encode())}"
+
+
+def _of_tensor(value: torch.Tensor) -> str:
+    """The number of a tensor with one element, or dtype, shape and digest; empty of what does not lie in memory as it
+    is."""
+    value = value._local_tensor if isinstance(value, DTensor) else value
+    data = bytes_of(value)
+    if not data:
+        return ""
+    if value.numel() == 1 and value.dtype in _FORMATS:
+        return f"{TENSOR}{np.frombuffer(data, _FORMATS[value.dtype])[0].item()!r}"
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {digest(data)}"
+
+
+def bytes_of(value: torch.Tensor) -> bytes:
+    """The bytes of a tensor, read from memory without asking torch for anything that a hook or a mode could see; empty
+    of what is no plain tensor, or too large."""
+    if type(value) not in (torch.Tensor, nn.Parameter) or torch.compiler.is_compiling():
+        return b""
+    size, itemsize = value.numel(), value.element_size()
+    within = value.untyped_storage().nbytes() >= (value.storage_offset() + size) * itemsize
+    if value.device.type != "cpu" or not value.is_contiguous() or not 0 < size * itemsize <= MOST_BYTES or not within:
+        return b""
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or not value.data_ptr():
+        return b""
+    return ctypes.string_at(value.data_ptr(), size * itemsize)
+
+
+_FORMATS: dict[torch.dtype, type[np.generic]] = {
+    torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64,
+    torch.int32: np.int32, torch.bool: np.bool_,
+}  # fmt: skip
+
+
+def digest(data: bytes) -> str:
+    """Twelve letters for some bytes, the same for the same."""
+    return blake2b(data, digest_size=6).hexdigest()
+
+
+MOST_BEHIND = 16
+"""Plain values of an object, and of those that it asks, that are told with it."""
+
+_ASKED = ("sampler", "batch_sampler", "_index_sampler", "dataset", "_dataset", "generator")
+"""Attributes of loaders and their iterators that say which samples come."""
+
+
+def behind(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, str, int]]:
+    """The plain values that an object has behind it, each as [path, text, owner]: of torch's loaders and samplers, and
+    of objects whose class stands in a file of the trainer's own."""
+    kind = type(value)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    ours = kind.__module__.startswith("torch.utils.data") or bool(file and own_statements(file))
+    if depth > 2 or not ours or isinstance(value, (nn.Module, torch.Tensor)):
+        return
+    own = object.__getattribute__(value, "__dict__")
+    for name, held in list(own.items()):
+        if name[:1] != "_" and type(held) in (bool, int, float, str):
+            yield f"{BEHIND}{path}.{name}", told(held), id(value)
+    for name in _ASKED:
+        if isinstance(own.get(name), torch.Generator):
+            yield f"{BEHIND}{path}.{name}", told(own[name]), id(value)
+        elif name in own:
+            yield from behind(own[name], f"{path}.{name}", depth + 1)

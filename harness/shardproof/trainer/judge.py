@@ -64,7 +64,7 @@ from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
-from shardproof.trainer.lines_apart import of_load
+from shardproof.trainer.lines_of_ways import of_load
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,

@@ -36,8 +36,9 @@ from shardproof.trainer.given import (
     rows_by_op,
 )
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
-from shardproof.trainer.lines_apart import OfRanks as RanOfRanks
-from shardproof.trainer.lines_apart import of_ranks, ran_by_op
+from shardproof.trainer.lines import OfRanks as RanOfRanks
+from shardproof.trainer.lines import ran_by_op
+from shardproof.trainer.lines_apart import of_ranks
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing

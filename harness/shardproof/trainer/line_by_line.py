@@ -8,7 +8,8 @@ from shardproof.diff import Difference
 from shardproof.program import Op
 from shardproof.trainer.arms import TWICE, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines_apart import READ, TURN, Moment, Name, apart_in, never_alike, sentence
+from shardproof.trainer.lines import Moment, Name
+from shardproof.trainer.lines_apart import READ, TURN, apart_in, never_alike, sentence
 
 
 def line_by_line(

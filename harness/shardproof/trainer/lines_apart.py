@@ -10,91 +10,27 @@ is the statement that has to change.
 
 from __future__ import annotations
 
-import json
-import re
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from shardproof.observe.record import Record
-from shardproof.program import Op
-from shardproof.trainer.arms import RAN
-
-MOST_TEXT = 90
-"""Characters of a statement that a sentence shows."""
-
-
-class Told(NamedTuple):
-    """A value that a statement read or made. path: such as `self.cursor`. text: of the value. owner: of the last name
-    in the path, a number."""
-
-    path: str
-    text: str
-    owner: int
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the text shows the value, and is no digest of a tensor."""
-        return not _DIGEST.search(self.text)
-
-
-_DIGEST = re.compile(r"^(generator|[a-z]+[0-9]*[a-z0-9_]* \(.*\)) [0-9a-f]{12}$")
-
-
-BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
-"""What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
-parameters or gradients, with a digest of all of them; that what ran behind it is not known."""
-
-
-GOES_ON = 4
-"""Is added to each of them for a statement of a generator, which goes on where it was."""
-
-
-class Statement(NamedTuple):
-    """What is told of a statement that ran, at one moment of it. file, line: where it stands. text: its first line.
-    of_generator: whether it is a generator's, which a run that was resumed enters anew."""
-
-    file: str
-    line: int
-    text: str
-    kind: int
-    values: tuple[Told, ...]
-    of_generator: bool = False
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        return self.file, self.line, self.kind
-
-    def shown(self) -> str:
-        """Place and text, as a sentence has them."""
-        text = self.text if len(self.text) <= MOST_TEXT else f"{self.text[:MOST_TEXT]}…"
-        return f"{self.file}:{self.line} (`{text}`)"
-
-
-OfRanks = Mapping[int, bytes]
-"""Rank → what ran there, packed."""
-
-Name = tuple[str, int, str]
-"""File, line and path of a value that is another one whenever it is made, such as a time."""
-
-
-TENSOR = "tensor "
-"""What the text of a tensor with one element begins with, in front of its number."""
-
-BEHIND = "~"
-"""What the path of a value begins with that a statement does not name, and that lies behind an object it names."""
+from shardproof.trainer.lines import (
+    BEGINS,
+    BEHIND,
+    CUT,
+    ENDS,
+    TOUCHES,
+    Moment,
+    Name,
+    OfRanks,
+    Statement,
+    Told,
+    last_word,
+    unpacked,
+)
 
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
-
-
-class Moment(NamedTuple):
-    """An operation, with the statements that ran in it on each rank."""
-
-    op: Op
-    ran: OfRanks
 
 
 class Parting(NamedTuple):
@@ -109,44 +45,6 @@ class Parting(NamedTuple):
     second: Told | None = None
     at: tuple[int, int] = (0, 0)
     before: Statement | None = None
-
-
-def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
-    """Operation → rank → what ran, packed."""
-    found: dict[int, dict[int, bytes]] = {}
-    for record in records:
-        if record.role == RAN:
-            found.setdefault(record.op, {})[record.rank] = record.data
-    return found
-
-
-class Touch(NamedTuple):
-    """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
-    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done."""
-
-    place: str
-    done: Mapping[str, Sequence[str]]
-
-
-def touched(data: bytes) -> list[Touch]:
-    """The statements that touched parameters or gradients, in the order of their first time."""
-    return [
-        Touch(Statement(file, line, text, TOUCHES, ()).shown(), done)
-        for (file, line, text), done in json.loads(zlib.decompress(data))["touched"]
-        if any(done.values())
-    ]
-
-
-@lru_cache(maxsize=512)
-def unpacked(data: bytes) -> tuple[Statement, ...]:
-    """The statements that ran, in order."""
-    said = json.loads(zlib.decompress(data))
-    places = said["places"]
-    found = tuple(
-        Statement(file, line, text, kind % GOES_ON, tuple(Told(*one) for one in values), kind >= GOES_ON)
-        for (file, line, text), kind, values in ((places[number], kind, values) for number, kind, values in said["ran"])
-    )
-    return (*found, Statement("", 0, "", CUT, ())) if said["cut"] else found
 
 
 def apart_in(one: OfRanks, other: OfRanks, leave: Iterable[Name] = ()) -> tuple[int, Parting] | None:
@@ -241,42 +139,6 @@ def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[S
     return None
 
 
-MOST_SETS = 4
-"""Statements of a load that a sentence names."""
-
-
-def of_load(ran: OfRanks, wrong: Iterable[str]) -> str:
-    """Which statements of a load set what is wrong after it, in order, on the first rank; empty where none is known.
-
-    Args:
-        wrong: names of what is wrong, such as `schedule.last_epoch` or `0.weight`.
-    """
-    if not ran:
-        return ""
-    names, rank = set(wrong), min(ran)
-    last = {_last(name) for name in names}
-    told: dict[str, list[str]] = {}
-    for statement in unpacked(ran[rank]):
-        for made in statement.values if statement.kind == ENDS else ():
-            if _last(made.path) in last and made.is_plain:
-                told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
-    lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
-    for touch in touched(ran[rank]):
-        own = list(dict.fromkeys(name for name in touch.done.get("written", ()) if name in names))
-        if own:
-            lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
-    if not lines:
-        return ""
-    more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
-    return f"In `load`, of what is wrong after it: {'; then '.join(lines[:MOST_SETS])}{more}."
-
-
-def _last(name: str) -> str:
-    """The last word of a name or a path: `lr` of `group0.lr` and of `group['lr']`."""
-    words = re.findall(r"\w+", name)
-    return words[-1] if words else name
-
-
 def of_ranks(ran: OfRanks) -> str:
     """Where a rank takes another turn than the first one in the same operation; empty where all run the same."""
     first, *others = sorted(ran) or [0]
@@ -307,7 +169,7 @@ def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int) -> s
         statements = unpacked(ran[rank]) if rank in ran else ()
         for statement in reversed(statements[: None if at else number]):
             for made in statement.values if statement.kind == ENDS else ():
-                if _last(made.path) == _last(told.path) and made.owner == told.owner:
+                if last_word(made.path) == last_word(told.path) and made.owner == told.owner:
                     when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
                     # An object may have the number of another one that is gone. A tensor may be written since.
                     right = made.text == told.text or not told.is_plain
@@ -354,9 +216,9 @@ def _not_in_load(told: Told, moments: Sequence[Moment], rank: int) -> str:
     """That no statement of a load assigns a value, with a space in front; empty where one does, or nobody loaded."""
     loads = [ran[rank] for op, ran in moments if op.kind == "load" and rank in ran]
     for statement in (each for data in loads for each in unpacked(data) if each.kind == ENDS):
-        if any(_last(made.path) == _last(told.path) and made.owner == told.owner for made in statement.values):
+        if any(last_word(made.path) == last_word(told.path) and made.owner == told.owner for made in statement.values):
             return ""
-    return f" No statement of yours in `load` assigns `{_last(told.path)}`." if loads and told.owner > 0 else ""
+    return f" No statement of yours in `load` assigns `{last_word(told.path)}`." if loads and told.owner > 0 else ""
 
 
 def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
@@ -371,91 +233,3 @@ def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
     assert statement
     written = " and ".join(told.path for told in statement.values)
     return f"Line by line, the two part at {statement.shown()}{on}: it writes {written} in {way}, and not in {other}."
-
-
-MOST_LINES = 8
-"""Statements of two ways that a sentence names."""
-
-_TELLING = re.compile(
-    r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
-)
-_HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "continue", "break", "try", "assert ")
-
-
-def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "") -> str:
-    """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
-    that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
-    number of times; those that make other numbers, or read such beside tensors; what else runs in one way alone.
-
-    Args:
-        names: of both ways, such as `accumulate=1`. when: what the operation is called.
-    """
-    if 0 not in one or 0 not in other:
-        return ""
-    ways = [_by_place(unpacked(way[0])) for way in (one, other)]
-    told = list[tuple[int, str]]()
-    for place in dict.fromkeys((*ways[0], *ways[1])):
-        mine, its = (way.get(place, []) for way in ways)
-        if said := _not_alike(mine, its, names):
-            told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}"))
-    if not told:
-        return ""
-    lines = [line for _, line in sorted(told, key=lambda each: each[0])]
-    more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
-    return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
-
-
-def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
-    found: dict[tuple[str, int], list[Statement]] = {}
-    for statement in ran:
-        if statement.kind != CUT:
-            found.setdefault((statement.file, statement.line), []).append(statement)
-    return found
-
-
-def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]) -> tuple[int, str] | None:
-    """How telling it is what two ways do with a statement, the least number the most, and what it is."""
-    if not mine or not its:
-        return _in_one_alone(mine or its, names[1] if its else names[0])
-    counts = [sum(each.kind == BEGINS for each in ran) for ran in (mine, its)]
-    if counts[0] != counts[1] and _TELLING.search(mine[0].text):
-        return 1, f"runs {_times(counts[0])} with {names[0]} and {_times(counts[1])} with {names[1]}"
-    of_tensors = any(not told.is_plain or told.text.startswith(TENSOR) for one in mine for told in one.values)
-    for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
-        if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
-            continue
-        paths = (told.path for one in mine if one.kind == kind for told in one.values)
-        for path in dict.fromkeys(path for path in paths if not path.startswith(BEHIND)):
-            first, second = (_numbers(ran, kind, path) for ran in (mine, its))
-            if first and second and set(first) != set(second):
-                return 2, f"{verb} `{path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"
-    return None
-
-
-def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None:
-    """The same of a statement that runs in one way alone; a head, or a `return`, tells what what it leads to tells."""
-    if ran[0].text.startswith(_HEADS):
-        return None
-    writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
-    said = f"runs with {name} alone"
-    values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
-    made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
-    return (0 if writes or _TELLING.search(ran[0].text) else 3), f"{said}{made}"
-
-
-def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
-    """The plain numbers that statements read or made under a path, each once; none where one is none."""
-    texts = dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path)
-    return list(texts) if all(map(_is_number, texts)) else []
-
-
-def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"-?[0-9.]+(e[-+]?[0-9]+)?", text))
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _few(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:3]) + (", …" if len(texts) > 3 else "")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines_apart import touched
+from shardproof.trainer.lines import touched
 from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
 

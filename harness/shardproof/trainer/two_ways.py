@@ -25,7 +25,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import reached_apart
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines_apart import of_two_ways
+from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
 from shardproof.trainer.portrait import side_by_side

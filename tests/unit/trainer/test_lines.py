@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,23 +15,14 @@ import pytest
 import torch
 from shardproof.program import Op
 from shardproof.scenario import Mesh
-from shardproof.trainer.lines_apart import (
-    BEGINS,
-    CUT,
-    ENDS,
-    Moment,
-    Statement,
-    apart_in,
-    never_alike,
-    of_ranks,
-    of_two_ways,
-    sentence,
-    touched,
-    unpacked,
-)
-from shardproof.trainer.rank.ran import MOST, Ran, told
+from shardproof.trainer.lines import BEGINS, CUT, ENDS, Moment, Statement, touched, unpacked
+from shardproof.trainer.lines_apart import apart_in, never_alike, of_ranks, sentence
+from shardproof.trainer.lines_of_ways import of_load, of_two_ways
+from shardproof.trainer.rank.looked_up import told
+from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.statements import statements_of
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SOURCE = """
 class Rows:
@@ -67,6 +58,30 @@ def train(weight, number):
 
 def fails(rows):
     return rows[7]
+
+class Endless:
+    def __init__(self, seed):
+        self.seed = seed
+
+    def __iter__(self):
+        place = self.seed
+        while True:
+            yield place
+            place += 1
+
+def steps(rows, number):
+    for _ in range(number):
+        row = next(rows)
+    return row
+
+def launch(seed, number):
+    rows = iter(Endless(seed))
+    return steps(rows, number)
+
+def restore(schedule, kept):
+    schedule["last"] = kept["last"]
+    schedule["last"] += 1
+    kept.get("last")
 """
 
 
@@ -203,6 +218,55 @@ def test_a_loop_of_many_statements_is_cut_and_takes_no_other_turn(mine: ModuleTy
     assert unpacked(few)[-1].kind == unpacked(many)[-1].kind == CUT
     assert len(unpacked(many)) < 3 * MOST
     assert of_ranks({0: few, 1: many}) == ""
+
+
+def test_a_generator_that_begins_anew_is_no_turn_and_what_it_reads_is_told(mine: ModuleType) -> None:
+    going_on, anew = iter(mine.Endless(0)), iter(mine.Endless(5))
+    next(going_on)
+    one, other = ({0: ran(partial(mine.steps, rows, 2))} for rows in (going_on, anew))
+    apart = apart_in(one, other)
+    assert apart is not None
+    said = sentence(*apart, ("the one", "the other"), ([Moment(step(1), one)], [Moment(step(1), other)]))
+    assert "(`yield place`) in step 1, on rank 0: it reads `place`, which is 1 in the one and 5 in the other." in said
+    assert apart_in(one, {0: ran(partial(mine.steps, going_on, 2))}) is not None
+    assert (
+        apart_in({0: ran(partial(mine.steps, iter([1, 2]), 2))}, {0: ran(partial(mine.steps, iter([1, 2]), 2))}) is None
+    )
+
+
+def test_a_launch_is_read_from_where_it_runs_along(mine: ModuleType) -> None:
+    one, other = {0: ran(partial(mine.steps, iter([1, 2]), 2))}, {0: ran(partial(mine.launch, 1, 2))}
+    assert apart_in(one, other) is None
+    later = {0: ran(partial(mine.launch, 2, 2))}
+    apart = apart_in(one, later)
+    assert apart is not None
+    assert (apart[1].kind, apart[1].first and apart[1].first.path) == ("made", "row")
+
+
+def test_what_a_sampler_has_behind_it_is_told_where_its_rows_differ(mine: ModuleType) -> None:
+    data = TensorDataset(torch.arange(9.0))
+
+    def rows(seed: int) -> Iterator[Any]:
+        return iter(DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 1, 0, seed=seed)))
+
+    first, second = rows(0), rows(3)
+    one, other = ({0: ran(partial(mine.steps, each, 1))} for each in (first, second))
+    apart = apart_in(one, other)
+    assert apart is not None
+    told = apart[1].first
+    assert told is not None
+    assert (apart[1].kind, told.path, told.text) == ("read", "rows._index_sampler.sampler.seed", "0")
+
+
+def test_what_a_load_sets_is_told_in_order(mine: ModuleType) -> None:
+    weight = torch.zeros(4)
+    record = Ran(lambda: {id(weight): ref(weight)})
+    data = ran(partial(mine.restore, {"last": 0}, {"last": 8}), record)
+    assert of_load({0: data}, ["schedule.last", "other"]) == (
+        'In `load`, of what is wrong after it: mine.py:56 (`schedule["last"] = kept["last"]`) sets '
+        "`schedule['last']` to 8; then mine.py:57 (`schedule[\"last\"] += 1`) sets `schedule['last']` to 9."
+    )
+    assert of_load({0: data}, ["other"]) == of_load({}, ["schedule.last"]) == ""
 
 
 def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:

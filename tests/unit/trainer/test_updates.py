@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.updates import Way, how_often, stepped_apart
+from shardproof.trainer.every_mesh import Name, Values
+from shardproof.trainer.updates import Way, grouped_apart, how_often, stepped_apart
 
 
 def way(role: str, name: str, before: int | None, after: int) -> Way:
@@ -70,3 +70,22 @@ def test_parameters_that_one_way_alone_gives_its_optimizer(
     found = stepped_apart(_holding(*first), _holding(*own), ("x=1", "x=2"))
     assert found.startswith(told)
     assert bool(found) == bool(told)
+
+
+def test_parameters_of_another_decay_in_one_way_are_told() -> None:
+    def text(words: str) -> Value:
+        return Value("utf8", (len(words),), words.encode())
+
+    def grouped(decays: dict[str, str]) -> Values:
+        found = dict[Name, Value]()
+        for number, (names, decay) in enumerate(decays.items()):
+            found["setting", f"group{number}.params"] = text(names.replace(" ", "\n"))
+            found["setting", f"group{number}.weight_decay"] = text(f"float {decay}")
+        return found
+
+    one, other = grouped({"a b": "0.1", "c": "0.0"}), grouped({"a b c": "0.1"})
+    assert grouped_apart(one, other, ("mesh=1", "mesh=2")) == (
+        "c has weight_decay 0.0 with mesh=1 and 0.1 with mesh=2, and others the same: look at what sorts parameters into "
+        "param groups."
+    )
+    assert grouped_apart(one, one, ("mesh=1", "mesh=2")) == grouped_apart({}, {}, ("", "")) == ""

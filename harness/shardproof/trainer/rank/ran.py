@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
-from shardproof.trainer.lines_apart import BEGINS, ENDS, GOES_ON, TOUCHES
+from shardproof.trainer.lines import BEGINS, ENDS, GOES_ON, TOUCHES
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, digest, looked_up, told
 from shardproof.trainer.rank.statements import Statement, own_statements
 

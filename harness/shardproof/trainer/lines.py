@@ -1,0 +1,129 @@
+"""The statements of a trainer's own files that ran, as the judge reads them (`shardproof.trainer.rank.ran`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardproof.observe.record import Record
+from shardproof.program import Op
+from shardproof.trainer.arms import RAN
+
+MOST_TEXT = 90
+"""Characters of a statement that a sentence shows."""
+
+
+class Told(NamedTuple):
+    """A value that a statement read or made. path: such as `self.cursor`. text: of the value. owner: of the last name
+    in the path, a number."""
+
+    path: str
+    text: str
+    owner: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text shows the value, and is no digest of a tensor."""
+        return not _DIGEST.search(self.text)
+
+
+_DIGEST = re.compile(r"^(generator|[a-z]+[0-9]*[a-z0-9_]* \(.*\)) [0-9a-f]{12}$")
+
+
+BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
+"""What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
+parameters or gradients, with a digest of all of them; that what ran behind it is not known."""
+
+
+GOES_ON = 4
+"""Is added to each of them for a statement of a generator, which goes on where it was."""
+
+
+class Statement(NamedTuple):
+    """What is told of a statement that ran, at one moment of it. file, line: where it stands. text: its first line.
+    of_generator: whether it is a generator's, which a run that was resumed enters anew."""
+
+    file: str
+    line: int
+    text: str
+    kind: int
+    values: tuple[Told, ...]
+    of_generator: bool = False
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.file, self.line, self.kind
+
+    def shown(self) -> str:
+        """Place and text, as a sentence has them."""
+        text = self.text if len(self.text) <= MOST_TEXT else f"{self.text[:MOST_TEXT]}…"
+        return f"{self.file}:{self.line} (`{text}`)"
+
+
+OfRanks = Mapping[int, bytes]
+"""Rank → what ran there, packed."""
+
+Name = tuple[str, int, str]
+"""File, line and path of a value that is another one whenever it is made, such as a time."""
+
+
+TENSOR = "tensor "
+"""What the text of a tensor with one element begins with, in front of its number."""
+
+BEHIND = "~"
+"""What the path of a value begins with that a statement does not name, and that lies behind an object it names."""
+
+
+class Moment(NamedTuple):
+    """An operation, with the statements that ran in it on each rank."""
+
+    op: Op
+    ran: OfRanks
+
+
+def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
+    """Operation → rank → what ran, packed."""
+    found: dict[int, dict[int, bytes]] = {}
+    for record in records:
+        if record.role == RAN:
+            found.setdefault(record.op, {})[record.rank] = record.data
+    return found
+
+
+class Touch(NamedTuple):
+    """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
+    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done."""
+
+    place: str
+    done: Mapping[str, Sequence[str]]
+
+
+def touched(data: bytes) -> list[Touch]:
+    """The statements that touched parameters or gradients, in the order of their first time."""
+    return [
+        Touch(Statement(file, line, text, TOUCHES, ()).shown(), done)
+        for (file, line, text), done in json.loads(zlib.decompress(data))["touched"]
+        if any(done.values())
+    ]
+
+
+@lru_cache(maxsize=512)
+def unpacked(data: bytes) -> tuple[Statement, ...]:
+    """The statements that ran, in order."""
+    said = json.loads(zlib.decompress(data))
+    places = said["places"]
+    found = tuple(
+        Statement(file, line, text, kind % GOES_ON, tuple(Told(*one) for one in values), kind >= GOES_ON)
+        for (file, line, text), kind, values in ((places[number], kind, values) for number, kind, values in said["ran"])
+    )
+    return (*found, Statement("", 0, "", CUT, ())) if said["cut"] else found
+
+
+def last_word(name: str) -> str:
+    """The last word of a name or a path: `lr` of `group0.lr` and of `group['lr']`."""
+    words = re.findall(r"\w+", name)
+    return words[-1] if words else name

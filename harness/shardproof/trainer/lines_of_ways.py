@@ -1,0 +1,140 @@
+"""What the lines of a trainer do that is not alike in two ways to compute the same, and what those of a load set.
+
+*Verifies*: that the statements ran so. *Does not verify*: that one of them makes what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from shardproof.trainer.lines import (
+    BEGINS,
+    BEHIND,
+    CUT,
+    ENDS,
+    TENSOR,
+    TOUCHES,
+    OfRanks,
+    Statement,
+    last_word,
+    touched,
+    unpacked,
+)
+
+MOST_SETS = 4
+"""Statements of a load that a sentence names."""
+
+
+def of_load(ran: OfRanks, wrong: Iterable[str]) -> str:
+    """Which statements of a load set what is wrong after it, in order, on the first rank; empty where none is known.
+
+    Args:
+        wrong: names of what is wrong, such as `schedule.last_epoch` or `0.weight`.
+    """
+    if not ran:
+        return ""
+    names, rank = set(wrong), min(ran)
+    last = {last_word(name) for name in names}
+    told: dict[str, list[str]] = {}
+    for statement in unpacked(ran[rank]):
+        for made in statement.values if statement.kind == ENDS else ():
+            if last_word(made.path) in last and made.is_plain:
+                told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
+    lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
+    for touch in touched(ran[rank]):
+        own = list(dict.fromkeys(name for name in touch.done.get("written", ()) if name in names))
+        if own:
+            lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
+    if not lines:
+        return ""
+    more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
+    return f"In `load`, of what is wrong after it: {'; then '.join(lines[:MOST_SETS])}{more}."
+
+
+MOST_LINES = 8
+"""Statements of two ways that a sentence names."""
+
+_TELLING = re.compile(
+    r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
+)
+_HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "continue", "break", "try", "assert ")
+
+
+def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "") -> str:
+    """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
+    that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
+    number of times; those that make other numbers, or read such beside tensors; what else runs in one way alone.
+
+    Args:
+        names: of both ways, such as `accumulate=1`. when: what the operation is called.
+    """
+    if 0 not in one or 0 not in other:
+        return ""
+    ways = [_by_place(unpacked(way[0])) for way in (one, other)]
+    told = list[tuple[int, str]]()
+    for place in dict.fromkeys((*ways[0], *ways[1])):
+        mine, its = (way.get(place, []) for way in ways)
+        if said := _not_alike(mine, its, names):
+            told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}"))
+    if not told:
+        return ""
+    lines = [line for _, line in sorted(told, key=lambda each: each[0])]
+    more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
+    return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
+
+
+def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
+    found: dict[tuple[str, int], list[Statement]] = {}
+    for statement in ran:
+        if statement.kind != CUT:
+            found.setdefault((statement.file, statement.line), []).append(statement)
+    return found
+
+
+def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]) -> tuple[int, str] | None:
+    """How telling it is what two ways do with a statement, the least number the most, and what it is."""
+    if not mine or not its:
+        return _in_one_alone(mine or its, names[1] if its else names[0])
+    counts = [sum(each.kind == BEGINS for each in ran) for ran in (mine, its)]
+    if counts[0] != counts[1] and _TELLING.search(mine[0].text):
+        return 1, f"runs {_times(counts[0])} with {names[0]} and {_times(counts[1])} with {names[1]}"
+    of_tensors = any(not told.is_plain or told.text.startswith(TENSOR) for one in mine for told in one.values)
+    for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
+        if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
+            continue
+        paths = (told.path for one in mine if one.kind == kind for told in one.values)
+        for path in dict.fromkeys(path for path in paths if not path.startswith(BEHIND)):
+            first, second = (_numbers(ran, kind, path) for ran in (mine, its))
+            if first and second and set(first) != set(second):
+                return 2, f"{verb} `{path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"
+    return None
+
+
+def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None:
+    """The same of a statement that runs in one way alone; a head, or a `return`, tells what what it leads to tells."""
+    if ran[0].text.startswith(_HEADS):
+        return None
+    writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
+    said = f"runs with {name} alone"
+    values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
+    made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
+    return (0 if writes or _TELLING.search(ran[0].text) else 3), f"{said}{made}"
+
+
+def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
+    """The plain numbers that some statements read or made under a path; none where a text is among them."""
+    texts = dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path)
+    return list(texts) if all(map(_is_number, texts)) else []
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"-?[0-9.]+(e[-+]?[0-9]+)?", text))
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _few(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (", …" if len(texts) > 3 else "")

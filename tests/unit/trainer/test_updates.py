@@ -85,7 +85,7 @@ def test_parameters_of_another_decay_in_one_way_are_told() -> None:
 
     one, other = grouped({"a b": "0.1", "c": "0.0"}), grouped({"a b c": "0.1"})
     assert grouped_apart(one, other, ("mesh=1", "mesh=2")) == (
-        "c has weight_decay 0.0 with mesh=1 and 0.1 with mesh=2, and others the same: look at what sorts parameters into "
-        "param groups."
+        "c has weight_decay 0.0 with mesh=1 and 0.1 with mesh=2, and others the same: look at what sorts parameters "
+        "into param groups."
     )
     assert grouped_apart(one, one, ("mesh=1", "mesh=2")) == grouped_apart({}, {}, ("", "")) == ""

@@ -220,7 +220,7 @@ def _examined(file: str, asked: Asked) -> int:
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
         return ExitStatus.INTERRUPTED
-    if not asked.quiet and (hint := lead_to_alike(found)):
+    if not asked.quiet and (hint := lead_to_alike(found, results)):
         print(hint)
     return ended.status
 

@@ -55,9 +55,10 @@ OTHER_MODELS = ("optimizer", "lr", "learning_rate", "model", "seed", "schedule",
 """Axes whose values train other models, by their names."""
 
 
-def lead_to_alike(trainer: Described) -> str:
-    """A hint at the axes whose values no arm compares with each other, although they may have to come to the same."""
-    named = {*OTHER_MODELS, *trainer.alike, *trainer.altered}
+def lead_to_alike(trainer: Described, results: Sequence[Result]) -> str:
+    """A hint at the axes whose values no arm compares with each other, although they may have to come to the same, and
+    do not so far."""
+    named = {*OTHER_MODELS, *trainer.alike, *trainer.altered, *_without_effect(trainer, results)}
     axes = [axis for axis, texts in trainer.axes.items() if len(texts) > 1 and axis not in named]
     if not axes:
         return ""
@@ -196,13 +197,18 @@ def _not_compared(trainer: Described, results: Sequence[Result]) -> list[str]:
     ]  # fmt: skip
     odd = Counter(note for arm, note in every if arm.name == TRAINS)
     left = Counter(f"{arm.name}: {note}" for arm, note in every if arm.name != TRAINS)
-    odd.update(_without_effect(trainer, results))
+    odd.update(
+        f"{axis}: all of its values come to the same parameters in every step, bit for bit: right of what concerns "
+        "checkpoints alone, and otherwise nothing in a step reads it, or what reads it does not come to anything else"
+        for axis in _without_effect(trainer, results)
+    )
     return [*_counted("worth a look, and not judged:", odd), *_counted("what was not compared:", left)]
 
 
 def _without_effect(trainer: Described, results: Sequence[Result]) -> Iterator[str]:
     """Axes of which all values come to the same parameters after each step, whatever the other axes are."""
-    ends = [(dict(values_of(trainer, result.scenario)), line) for result in results for line in result.state
+    alike = [result for result in results if result.scenario.program == results[0].scenario.program]
+    ends = [(dict(values_of(trainer, result.scenario)), line) for result in alike for line in result.state
             if line.startswith(f"{ENDS}: ")]  # fmt: skip
     for axis in trainer.axes:
         cells: dict[tuple[str, ...], dict[str, str]] = {}
@@ -216,10 +222,7 @@ def _without_effect(trainer: Described, results: Sequence[Result]) -> Iterator[s
             and several
             and all(len({*own.values()}) == 1 for own in several)
         ):
-            yield (
-                f"{axis}: all of its values come to the same parameters in every step, bit for bit: right of what "
-                "concerns checkpoints alone, and otherwise nothing in a step reads it"
-            )
+            yield axis
 
 
 def _counted(heading: str, told: Mapping[str, int]) -> list[str]:

@@ -22,6 +22,7 @@ from shardproof.trainer.cells import values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE, Name
 from shardproof.trainer.rounding import FLOATS
+from shardproof.trainer.telling import paragraphs
 from shardproof.verdict import Verdict
 
 HUGE = 1e6
@@ -117,6 +118,7 @@ def _told(result: Result, sentence: str) -> Result:
     def arm_told(arm: ArmResult) -> ArmResult:
         if arm.name != TWICE or arm.verdict != Verdict.NONDETERMINISTIC.value:
             return arm
-        return replace(arm, sentence=f"{arm.sentence.replace(f'; {ORDER}', '')} {sentence}")
+        first, *more = arm.sentence.replace(f"; {ORDER}", "").split("\n")
+        return replace(arm, sentence=paragraphs(f"{first} {sentence}", *more))
 
     return replace(result, arms=tuple(map(arm_told, result.arms)))

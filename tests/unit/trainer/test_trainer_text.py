@@ -48,15 +48,17 @@ def test_an_axis_that_nothing_compares_leads_to_alike() -> None:
         "one": ("1",),
     }
     trainer = Described(Path("mine.py"), "Mine", "", axes, altered={"rate": "run"}, alike={"offload": "bits"})
-    assert text.lead_to_alike(trainer) == (
+    assert text.lead_to_alike(trainer, []) == (
         "mesh, chunks: the values of each are not compared with each other; if those of one must come to the same "
         'model, say `alike = {"AXIS": "rounding"}` (docs/trainer.md)'
     )
-    assert text.lead_to_alike(replace(trainer, alike={})) == (
+    assert text.lead_to_alike(replace(trainer, alike={}), []) == (
         "mesh, chunks, offload: the values of each are not compared with each other; if those of one must come to the "
         'same model, say `alike = {"AXIS": "rounding"}` (docs/trainer.md)'
     )
-    assert text.lead_to_alike(replace(trainer, alike={"mesh": "rounding", "offload": "bits", "chunks": "bits"})) == ""
+    assert (
+        text.lead_to_alike(replace(trainer, alike={"mesh": "rounding", "offload": "bits", "chunks": "bits"}), []) == ""
+    )
 
 
 def test_of_cells_that_fail_alike_one_with_a_whole_factor_is_shown() -> None:

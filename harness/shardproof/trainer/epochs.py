@@ -91,4 +91,4 @@ def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str
 def later_program(notes: Iterable[str]) -> str:
     """The program that `first_epoch_alone` proposes, with the sessions of a resume; empty where no note has one."""
     found = next(filter(None, (re.search(r"`--program '(arms \d+ \d+)'`", note) for note in notes)), None)
-    return f"{found[1]} resumed second-resume" if found else ""
+    return f"{found[1]} twice resumed second-resume" if found else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -31,6 +32,7 @@ from shardproof.wording.rank_ends import told_ends
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 INDEX, HISTORY = "index.html", "history.html"
 
@@ -105,6 +107,13 @@ def write_history(history: History, folder: Path) -> Path:
     return publish(folder / HISTORY, render("history.html", folder=str(folder), index=index, **told))
 
 
+def ticked(text: str) -> Markup:
+    """A text, escaped, in which what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def render(template: str, **values: Any) -> str:
     """A page from a template of this folder, with its style and script."""
     return _environment().get_template(template).render(**_dress(template), **values)
@@ -122,6 +131,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["address_of"] = address_of
+    environment.filters["ticked"] = ticked
     environment.globals.update(
         symbols={verdict.value: symbol for verdict, symbol in SYMBOLS.items()},
         first_line=first_line,

@@ -55,6 +55,30 @@ def backward_apart(
     )
 
 
+def averaged_apart(one: Ranks, other: Ranks, calls: Sequence[Mapping[int, Sequence[Call]]], near: float = NEAR) -> str:
+    """A sentence on gradients that are averaged over ranks, of losses that weigh all targets alike in both ways; empty
+    where it is not that, or where the loss is no cross-entropy.
+
+    Args:
+        one, other: as in `backward_apart`. calls: of the model, in either way, by rank.
+    """
+    mine, its = (_lengths(way, after=True) for way in (one, other))
+    factors = [its[name] / mine[name] for name in mine if mine[name] and its.get(name)]
+    factor = _one(factors, near) if factors else None
+    ranks = [len(way) for way in calls]
+    weights = [sum(weight for own in way.values() for call in own for weight in call.weights) for way in calls]
+    known = all(call.weights for way in calls for own in way.values() for call in own) and all(weights)
+    if factor is None or not known or not all(ranks) or ranks[0] == ranks[1]:
+        return ""
+    if not isclose(factor, ranks[0] / ranks[1], rel_tol=near) or not isclose(*weights, rel_tol=near):
+        return ""
+    return (
+        f"The losses of all ranks together weigh their targets alike in both ways, by {weights[0]:.4g} in all, and the "
+        "gradients are apart by the number of ranks: what reduces them, such as DistributedDataParallel, divides their "
+        "sum by it, which is right of losses that are each a mean of their own, and not of shares of one whole."
+    )
+
+
 def same_lengths(one: Ranks, other: Ranks, near: float) -> bool:
     """Whether the backward is known to leave every gradient as long in the one way as in the other."""
     mine, its = (_lengths(way, after=True) for way in (one, other))

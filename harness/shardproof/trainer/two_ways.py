@@ -15,7 +15,7 @@ from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
-from shardproof.trainer.backward_apart import backward_apart, counts_of, same_lengths
+from shardproof.trainer.backward_apart import averaged_apart, backward_apart, counts_of, same_lengths
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
@@ -229,7 +229,9 @@ def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], ne
     """Which gradients the backward leaves otherwise. ops: as in `_how_often`. near: what counts as rounding."""
     one, other = (judging.measured.get(op, {}) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
-    return backward_apart(one, other, names, counts, near)
+    calls = [judging.model_calls.get(op, {}) for op in ops]
+    told = (backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))
+    return " ".join(filter(None, told))
 
 
 def _reduced(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.backward_apart import backward_apart, counts_of, same_lengths
+from shardproof.trainer.backward_apart import averaged_apart, backward_apart, counts_of, same_lengths
 from shardproof.trainer.measured import Call, Gradient, OfStep
 
 WAYS = "split=no", "split=yes"
@@ -79,3 +79,15 @@ def test_counts_of_a_step() -> None:
         "ranks": 2, "rows of a call": 3, "rows of a rank": 3, "rows of all ranks": 6, "targets of a rank": 2,
         "targets of all ranks": 4,
     }  # fmt: skip
+
+
+def test_an_average_over_ranks_of_shares_of_one_whole_is_told() -> None:
+    def calls(*weights: float) -> dict[int, list[Call]]:
+        return {rank: [Call((), (weight,) * 3, False)] for rank, weight in enumerate(weights)}
+
+    one, two = {0: step((4, 4))}, {rank: step((2, 2)) for rank in range(2)}
+    told = averaged_apart(one, two, [calls(2.0), calls(1.0, 1.0)])
+    assert told.startswith("The losses of all ranks together weigh their targets alike in both ways, by 6 in all, and")
+    assert averaged_apart(one, two, [calls(2.0), calls(2.0, 2.0)]) == ""
+    assert averaged_apart(one, two, [{0: []}, {0: [], 1: []}]) == averaged_apart({}, {}, [{}, {}]) == ""
+    assert averaged_apart(one, {0: step((2, 2))}, [calls(2.0), calls(2.0)]) == ""

@@ -45,6 +45,9 @@ UNWRITTEN = (
 
 WRITTEN_LATE = "Look at a save that goes on after it has returned, and at tensors that it takes without a copy."
 
+FEW = 2
+"""So few numbers may be those of an earlier moment by chance."""
+
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")
 MOST_NAMES = 3
 """So many names are in a sentence."""
@@ -171,7 +174,8 @@ def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
     if of_params and (moment := loaded.moment_of(found, loaded.later)):
         newer = f"`load` gives a newer state: {_in_order(found)} {be} what the run had {moment}, behind the save."
         return f"{newer} {first_of(found)} {WRITTEN_LATE}"
-    if moment := loaded.moment_of(found, loaded.earlier):
+    few = len(found) <= FEW and not any(one.key.role == "param" for one in found)  # numbers that a period repeats
+    if not few and (moment := loaded.moment_of(found, loaded.earlier)):
         older = f"`load` gives an older state: {_in_order(found)} {be} what the run had {moment}, before the save."
         return f"{older} {first_of(found)}"
     differs = "differs" if len(_names(found)) == 1 else "differ"

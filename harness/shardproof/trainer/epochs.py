@@ -50,7 +50,7 @@ def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int 
     if there is not None:
         return (
             f"{here} the same place in epoch {there[0]}: the number of the epoch, or the random state that shuffles "
-            "it, is not restored."
+            "it, is not restored, or does not reach what shuffles."
         )
     other = min(same, key=lambda one: abs(one - step))
     epoch, place = places[other]
@@ -79,7 +79,8 @@ def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str
     length = next((step for step, (epoch, _) in sorted(places.items()) if epoch), 0)  # 0: its end is not reached
     ends = f", which ends with step {length - 1}" if length else ""
     more = 4 * (saved + 1)
-    before, after = (length + max(1, length // 2), length) if length else (more, more)
+    into = max(1, length // 2)
+    before, after = (length + into, length + 2 * into) if length else (more, more)
     would = "would try it" if length else "may try it, and so may a shorter data set"
     how = "a shorter data set would try it" if tried else f"`--program 'arms {before} {after}'` {would}"
     return (

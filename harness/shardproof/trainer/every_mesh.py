@@ -65,8 +65,9 @@ def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tup
 
 def passes(path: str) -> bool:
     """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
-    no checkpoint holds it, and a run that has just loaded has none."""
-    return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
+    no checkpoint holds it, and a run that has just loaded has none. The scale of a loss is none of them."""
+    words = re.split(r"[._]", path.lower())
+    return not _PASSING.isdisjoint(words) and "scale" not in words
 
 
 def is_of_data(name: Name) -> bool:

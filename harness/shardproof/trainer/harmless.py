@@ -13,7 +13,7 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, Values, is_of_data, without_rank
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines_apart import MADE, apart_in
+from shardproof.trainer.lines_apart import MADE, TOUCH, Parting, apart_in
 from shardproof.trainer.notes import (
     counted_steps,
     differ_already,
@@ -110,11 +110,18 @@ def _draws(judging: Judging, session: Session, other: Session, until: int) -> bo
         if not given[0] or given[0] != given[1] or not calls or any(call.draws for call in calls):
             return True
         parted = apart_in(judging.ran.get(there, {}), judging.ran.get(here, {}))
-        if parted and parted[1].kind == MADE:  # as of a mask that is drawn between two models
+        if parted and _may_be_drawn(parted[1]):
             return True
         if here >= until:
             break
     return False
+
+
+def _may_be_drawn(parting: Parting) -> bool:
+    """Whether two runs part where numbers may be drawn outside of models, as a mask between two of them, or noise that
+    is added to gradients."""
+    noise = parting.kind == TOUCH and parting.first is not None and parting.first.path == "gradients"
+    return parting.kind == MADE or (noise and parting.one is not None and ".backward(" not in parting.one.text)
 
 
 def _is_of_a_loader(name: Name) -> bool:

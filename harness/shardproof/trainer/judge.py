@@ -64,7 +64,7 @@ from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
-from shardproof.trainer.lines_of_ways import of_load
+from shardproof.trainer.lines_of_ways import of_setting
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -231,7 +231,11 @@ class Judge(Judging):
         at_once = bool(found)
         found = found or self.steps_differ(unsaved, self.whole, rounds=False)
         ways = "the run without a save", "the one that saves"
-        lines = "" if at_once else line_by_line(self, self.whole, unsaved, found, ways)
+        if at_once and self.between:
+            self.between = replace(self.between, loaded=True)  # no step is between
+        lines = of_setting(self.ran.get(save, {}), *_names(found), "save") if at_once else (
+            line_by_line(self, self.whole, unsaved, found, ways)
+        )  # fmt: skip
         self.add(UNSAVED, found, paragraphs(wording.of_saving(found, at_once=at_once), lines))
 
     def _cut(self) -> None:
@@ -275,7 +279,7 @@ class Judge(Judging):
         saves = self.named(CUT) or self.whole
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
         lines = line_by_line(self, resumed, self.whole, found, ("the run without a break", "the resumed one"))
-        loading = of_load(self.ran.get(load, {}), [one.key.fqn for one in found]) if at_load else ""
+        loading = self._loading(load, found) if at_load else ""
         sentence = paragraphs(" ".join(filter(None, (waits, sentence))), loading, lines)
         tried = self.scenario.program != ARMS
         early = "" if found or not self.loads_data else (
@@ -286,6 +290,10 @@ class Judge(Judging):
         notes += [numbers_left_behind(behind)] if behind else []
         found, sentence = self.with_its_end(resumed, found, sentence)
         self.add(RESUMED, found, sentence, notes)
+
+    def _loading(self, load: int, found: list[Difference]) -> str:
+        """Which of the trainer's own lines set, in a load, what is wrong right after it."""
+        return "" if self.save_changes else of_setting(self.ran.get(load, {}), *_names(found))
 
     def _parameters_apart(self) -> bool:
         """Whether ranks had other copies of a parameter in the run without a break, of which a load gives them one."""
@@ -365,8 +373,7 @@ class Judge(Judging):
         sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
         lines = line_by_line(self, used, resumed, found, ("a fresh trainer that loads", "one that has stepped before"))
         at_load = any(one.key.op == load for one in found)
-        loading = of_load(self.ran.get(load, {}), [one.key.fqn for one in found]) if at_load else ""
-        sentence = paragraphs(sentence, loading, lines)
+        sentence = paragraphs(sentence, self._loading(load, found) if at_load else "", lines)
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)
@@ -429,6 +436,11 @@ class Judge(Judging):
         """The moments of the uninterrupted run before an operation, the latest first, with what there was then."""
         before = (op for op in reversed(self.whole.ops) if op.index < at and op.index in self._by_op)
         return ((f"after {wording.at(op)}", self.at(op.index)) for op in before)
+
+
+def _names(found: list[Difference]) -> tuple[list[str], list[str]]:
+    """The names of plain values and of parameters that differ."""
+    return tuple([one.key.fqn for one in found if (one.key.role == PARAMS) == params] for params in (False, True))  # type: ignore[return-value]
 
 
 def untied(names: str, op: int) -> Difference:

@@ -54,6 +54,8 @@ from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
 
+SPOILT = "A save changes this trainer, as `unsaved` tells: what this is held against may be spoilt by that."
+
 
 @dataclass
 class Judging:
@@ -255,11 +257,18 @@ class Judging:
         verdict = Verdict.MISMATCH if found or parted else Verdict.PASS
         made = self._mechanism(found) if found else ""
         said = (paragraphs(sentence, made) if "\n" in sentence else f"{sentence} {made}".strip()) if found else ""
+        if said and self.save_changes and name != arms.UNSAVED:
+            said = paragraphs(said, SPOILT)
         disagreed = {p.key[2:] for p in self.problems}
         if parted or (found and {d.key[2:] for d in found} <= disagreed):
             said = wording.SAME_AS_AGREE
         self.found.append(ArmResult(name, verdict.value, said, tuple(told)))
         self.differences += found
+
+    @property
+    def save_changes(self) -> bool:
+        """Whether the arm `unsaved` has failed already."""
+        return any(arm.name == arms.UNSAVED and arm.verdict == Verdict.MISMATCH.value for arm in self.found)
 
     def _mechanism(self, found: list[Difference]) -> str:
         """What an explanation says. One that raises is a mistake of ours, and takes no verdict away."""

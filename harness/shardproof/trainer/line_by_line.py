@@ -10,6 +10,8 @@ from shardproof.trainer.arms import TWICE, Session
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment, Name
 from shardproof.trainer.lines_apart import READ, TURN, apart_in, never_alike, sentence
+from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.telling import paragraphs
 
 
 def line_by_line(
@@ -38,7 +40,9 @@ def line_by_line(
         if at_once and not plain:  # it follows from what the load has not restored
             return ""
         moments = (_until(judging, other, there), _until(judging, session, here))
-        return sentence(rank, parting, ways, moments)
+        told = sentence(rank, parting, ways, moments)
+        more = of_two_ways(one, own, (f"in {ways[0]}", f"in {ways[1]}"), numbers=False) if not at_once else ""
+        return paragraphs(told, more)
     return ""
 
 

@@ -10,6 +10,7 @@ is the statement that has to change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -77,6 +78,8 @@ def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozen
     rows = [[(at, each) for at, each in enumerate(row) if not each.of_generator] for row in (one, other)]
     before: Statement | None = None
     launched = _is_late(*rows)
+    if launched and not any(each.place == rows[0][0][1].place for _, each in rows[1]):
+        return  # nowhere does it run along
     for number, (mine, its) in enumerate(zip_longest(rows[0], _from_the_same(*rows))):
         at = (mine[0] if mine else len(one), its[0] if its else len(other))
         if mine and its and mine[1].place == its[1].place:
@@ -159,22 +162,85 @@ def _goes(turn: Parting, ways: tuple[str, str]) -> str:
     )
 
 
-def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int) -> str:
-    """Which statement set a value last, and when; empty where none is known that set it to this.
+class Setter(NamedTuple):
+    """A statement that set a value. moment: how many operations before the last one. at: the place of its end."""
+
+    statement: Statement
+    moment: int
+    at: int
+    when: str
+
+    def told(self) -> str:
+        return f"{self.statement.shown()} set it last, in {self.when}"
+
+
+def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int, back: int = 0) -> Setter | None:
+    """Which statement set a value last, and when; None where none is known that set it to this. A local name of a call
+    that is over, as of a closure, is known by its value alone.
 
     Args:
         moments: the operations of a session, until the one that reads it. number: of the statement there that does.
+        back: how many operations before the last one that is.
     """
-    for at, (op, ran) in enumerate(reversed(moments)):
+    for at, (op, ran) in [*enumerate(reversed(moments))][back:]:
         statements = unpacked(ran[rank]) if rank in ran else ()
-        for statement in reversed(statements[: None if at else number]):
+        end = number if at == back else len(statements)
+        for place in range(end - 1, -1, -1):
+            statement = statements[place]
             for made in statement.values if statement.kind == ENDS else ():
-                if last_word(made.path) == last_word(told.path) and made.owner == told.owner:
-                    when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
-                    # An object may have the number of another one that is gone. A tensor may be written since.
-                    right = made.text == told.text or not told.is_plain
-                    return f"{statement.shown()} set it last, in {when if at else 'this step'}" if right else ""
-    return ""
+                mine = made.owner == told.owner and last_word(made.path) == last_word(told.path)
+                local = told.owner < 0 and made.owner < 0 and made.path == told.path and made.text == told.text
+                if not mine and not local:
+                    continue
+                when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+                # An object may have the number of another one that is gone. A tensor may be written since.
+                right = made.text == told.text or not told.is_plain
+                return Setter(statement, at, place, when if at else "this step") if right else None
+    return None
+
+
+MOST_BACK = 3
+"""How often one goes back from a value to what it was made of."""
+
+
+def followed(
+    values: tuple[Told, Told], ways: tuple[str, str], moments: tuple[Sequence[Moment], Sequence[Moment]], rank: int,
+    at: tuple[int, int], back: tuple[int, int] = (0, 0), depth: int = 0,
+) -> str:  # fmt: skip
+    """Who set two values that are not alike, and where that is one statement in both, what it read otherwise, and so
+    on; with a space in front.
+
+    Args:
+        at: the places of the statements that read them. back: how many operations before the last those are.
+    """
+    found = [set_last(*each) for each in zip(values, moments, (rank, rank), at, back, strict=True)]
+    one, other = found
+    if one is None or other is None or one.statement.place != other.statement.place or depth == MOST_BACK:
+        told = "; ".join(f"in {way} {setter.told()}" for way, setter in zip(ways, found, strict=True) if setter)
+        return f" {told[0].upper()}{told[1:]}." if told else ""
+    rows = [
+        unpacked([*reversed(own)][setter.moment].ran[rank]) for own, setter in zip(moments, (one, other), strict=True)
+    ]
+    begins = [_begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
+    reads = [rows[side][begin].values for side, begin in enumerate(begins)]
+    known = {told.path: told for told in reads[1]}
+    pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and told.is_plain]
+    apart = next(((mine, its) for mine, its in pairs if mine.text != its.text), None)
+    first = f" {one.statement.shown()} set it last in both"
+    if apart is not None and last_word(apart[0].path) == last_word(values[0].path) and depth:
+        return ""  # a count that goes on counting
+    if apart is None or apart[0].path == values[0].path:
+        first += f", in {one.when} and in {other.when}" if one.when != other.when else f", in {one.when}"
+        return f"{first}."
+    path = apart[0].path.removeprefix(BEHIND)
+    told = f"{first}, out of `{path}`, which is {apart[0].text} in {ways[0]} and {apart[1].text} in {ways[1]}."
+    then = (begins[0], begins[1]), (one.moment, other.moment)
+    return told + followed(apart, ways, moments, rank, *then, depth + 1)
+
+
+def _begin_of(row: Sequence[Statement], setter: Setter) -> int:
+    begins = (setter.statement.file, setter.statement.line, BEGINS)
+    return next((place for place in range(setter.at, -1, -1) if row[place].place == begins), setter.at)
 
 
 def sentence(
@@ -202,12 +268,7 @@ def sentence(
             f"Line by line, the two part at {one.shown()}{on}: out of what is alike, as far as it is looked at, it "
             f"makes `{first.path}`, which is {values}."
         )
-    setters = [
-        (way, set_last(told, own, rank, at))
-        for way, told, own, at in zip(ways, (first, second), moments, parting.at, strict=True)
-    ]
-    told = "; ".join(f"in {way} {setter}" for way, setter in setters if setter)
-    more = f" {told[0].upper()}{told[1:]}." if told else ""
+    more = followed((first, second), ways, moments, rank, parting.at)
     more += _not_in_load(second, moments[1], rank)
     return f"Line by line, the two part at {one.shown()}{on}: it reads `{first.path}`, which is {values}.{more}"
 
@@ -218,7 +279,8 @@ def _not_in_load(told: Told, moments: Sequence[Moment], rank: int) -> str:
     for statement in (each for data in loads for each in unpacked(data) if each.kind == ENDS):
         if any(last_word(made.path) == last_word(told.path) and made.owner == told.owner for made in statement.values):
             return ""
-    return f" No statement of yours in `load` assigns `{last_word(told.path)}`." if loads and told.owner > 0 else ""
+    simple = told.owner > 0 and not re.match(r"(list|tuple|dict|OrderedDict|set|frozenset|deque) \[", told.text)
+    return f" No statement of yours in `load` assigns `{last_word(told.path)}`." if loads and simple else ""
 
 
 def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:

@@ -26,16 +26,18 @@ MOST_SETS = 4
 """Statements of a load that a sentence names."""
 
 
-def of_load(ran: OfRanks, wrong: Iterable[str]) -> str:
-    """Which statements of a load set what is wrong after it, in order, on the first rank; empty where none is known.
+def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], what: str = "load") -> str:
+    """Which statements of a load set what is wrong after it, or which of a save set what it changes, in order, on the
+    first rank; empty where none is known.
 
     Args:
-        wrong: names of what is wrong, such as `schedule.last_epoch` or `0.weight`.
+        what: `load` or `save`.
+        wrong: names of plain values that are wrong, such as `schedule.last_epoch`. parameters: of parameters.
     """
     if not ran:
         return ""
-    names, rank = set(wrong), min(ran)
-    last = {last_word(name) for name in names}
+    names, rank = set(parameters), min(ran)
+    last = set(map(last_word, wrong))
     told: dict[str, list[str]] = {}
     for statement in unpacked(ran[rank]):
         for made in statement.values if statement.kind == ENDS else ():
@@ -49,7 +51,8 @@ def of_load(ran: OfRanks, wrong: Iterable[str]) -> str:
     if not lines:
         return ""
     more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
-    return f"In `load`, of what is wrong after it: {'; then '.join(lines[:MOST_SETS])}{more}."
+    wrongly = "is wrong after it" if what == "load" else "it changes"
+    return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
 
 
 MOST_LINES = 8
@@ -58,30 +61,45 @@ MOST_LINES = 8
 _TELLING = re.compile(
     r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
 )
-_HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "continue", "break", "try", "assert ")
+_HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "try", "assert ")
+_JUMPS = ("continue", "break")
+_OFTEN = re.compile(r"\.(backward|zero_grad)\(")
 
 
-def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "") -> str:
+def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "", *, numbers: bool = True) -> str:
     """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
     that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
     number of times; those that make other numbers, or read such beside tensors; what else runs in one way alone.
 
     Args:
-        names: of both ways, such as `accumulate=1`. when: what the operation is called.
+        names: of both ways, such as `with accumulate=1`. when: what the operation is called. numbers: whether numbers
+            are looked at, which runs have otherwise that are not at the same place of their data.
     """
     if 0 not in one or 0 not in other:
         return ""
-    ways = [_by_place(unpacked(way[0])) for way in (one, other)]
+    rows = [unpacked(way[0]) for way in (one, other)]
+    if any(row and row[-1].kind == CUT for row in rows):
+        return ""
+    ways = [_by_place(_heads_of_jumps(row)) for row in rows]
     told = list[tuple[int, str]]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
-        if said := _not_alike(mine, its, names):
+        if said := _not_alike(mine, its, names, numbers=numbers):
             told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}"))
     if not told:
         return ""
     lines = [line for _, line in sorted(told, key=lambda each: each[0])]
     more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
     return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
+
+
+def _heads_of_jumps(row: Sequence[Statement]) -> list[Statement]:
+    """Statements, where a jump is told by the one before it, as an `if` that holds."""
+    found = list[Statement]()
+    for statement in row:
+        jumps = statement.text in _JUMPS and statement.kind == BEGINS and found
+        found.append(statement._replace(text=f"{found[-1].text} {statement.text}") if jumps else statement)
+    return found
 
 
 def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
@@ -92,13 +110,22 @@ def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]
     return found
 
 
-def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]) -> tuple[int, str] | None:
+def _not_alike(
+    mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str], *, numbers: bool
+) -> tuple[int, str] | None:
     """How telling it is what two ways do with a statement, the least number the most, and what it is."""
     if not mine or not its:
         return _in_one_alone(mine or its, names[1] if its else names[0])
     counts = [sum(each.kind == BEGINS for each in ran) for ran in (mine, its)]
+    writes = [sum(told.path == "parameters" for one in ran for told in one.values if one.kind == TOUCHES)
+              for ran in (mine, its)]  # fmt: skip
+    if writes[0] != writes[1] and all(writes):
+        return 0, f"writes parameters {_times(writes[0])} {names[0]} and {_times(writes[1])} {names[1]}"
     if counts[0] != counts[1] and _TELLING.search(mine[0].text):
-        return 1, f"runs {_times(counts[0])} with {names[0]} and {_times(counts[1])} with {names[1]}"
+        often = 3 if _OFTEN.search(mine[0].text) else 1
+        return often, f"runs {_times(counts[0])} {names[0]} and {_times(counts[1])} {names[1]}"
+    if not numbers:
+        return None
     of_tensors = any(not told.is_plain or told.text.startswith(TENSOR) for one in mine for told in one.values)
     for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
         if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
@@ -107,19 +134,19 @@ def _not_alike(mine: Sequence[Statement], its: Sequence[Statement], names: tuple
         for path in dict.fromkeys(path for path in paths if not path.startswith(BEHIND)):
             first, second = (_numbers(ran, kind, path) for ran in (mine, its))
             if first and second and set(first) != set(second):
-                return 2, f"{verb} `{path}` = {_few(first)} with {names[0]} and {_few(second)} with {names[1]}"
+                return 2, f"{verb} `{path}` = {_few(first)} {names[0]} and {_few(second)} {names[1]}"
     return None
 
 
 def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None:
     """The same of a statement that runs in one way alone; a head, or a `return`, tells what what it leads to tells."""
-    if ran[0].text.startswith(_HEADS):
+    if ran[0].text.startswith(_HEADS) and not ran[0].text.endswith(_JUMPS):
         return None
     writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
-    said = f"runs with {name} alone"
+    said = f"{'holds' if ran[0].text.endswith(_JUMPS) else 'runs'} {name} alone"
     values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
     made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
-    return (0 if writes or _TELLING.search(ran[0].text) else 3), f"{said}{made}"
+    return (0 if writes or _TELLING.search(ran[0].text) else 2), f"{said}{made}"
 
 
 def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import sqrt
 
 from shardproof.observe.logical import Value
@@ -22,6 +23,11 @@ from shardproof.trainer.scaled import NEAR
 from shardproof.trainer.telling import one_or_many
 
 MOST_TOLD = 3
+
+BACKWARD = "backward"
+"""The event of a backward; that of a step is the class of the optimizer."""
+
+STEP = "step"
 
 REDUCED, LINE = "reduced", "line"
 """What lines of a portrait begin with that tell what is reduced over ranks, and what a statement does."""
@@ -56,7 +62,8 @@ class OfStep:
     """What a rank did in a step. steps: class of an optimizer → how often it stepped. stale: parameters whose gradient
     was still that of the step before when the first backward began. gradients: by the names of parameters. waiting:
     parameters with a gradient that no optimizer has stepped with when the operation ends. rates: the learning rates
-    of the param groups with which the latest optimizer stepped."""
+    of the param groups with which the latest optimizer stepped. events: backwards, and the classes of optimizers that
+    stepped, in order."""
 
     backwards: int
     steps: Mapping[str, int]
@@ -64,6 +71,7 @@ class OfStep:
     stale: Sequence[str]
     waiting: Sequence[str] = ()
     rates: Sequence[float | None] = ()
+    events: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,13 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
                 for name, (one, two, three, four, sharded, copies) in told["gradients"].items()
             }
             found.setdefault(record.op, {})[record.rank] = OfStep(
-                told["backwards"], told["steps"], gradients, told["stale"], told["waiting"], told["rates"]
+                told["backwards"],
+                told["steps"],
+                gradients,
+                told["stale"],
+                told["waiting"],
+                told["rates"],
+                told["events"],
             )
     return found
 
@@ -236,15 +250,27 @@ def portrait(
     if own := calls.get(0):
         lines.append(f"data: rank 0 calls the model {_times(len(own))}, with {_rows(own)}")
     lines += [f"loss: {told}" for told in [_loss(calls)] if told]
-    stepped = ", ".join(f"{number} step{'s' * (number > 1)} of {name}" for name, number in first.steps.items())
-    backwards = f"{first.backwards} backward{'s' * (first.backwards != 1)}"
-    lines.append(f"order: {backwards}, and {stepped or 'no step of an optimizer of torch'}")
+    lines.append(f"order: {_in_order(first)}")
     lines.append(f"gradients: {_between(ranks) or NOT_MEASURED}")
     lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
     lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
     return lines
+
+
+def _in_order(step: OfStep) -> str:
+    """How many backwards and steps there are or, where an optimizer steps before the last backward, what comes after
+    what."""
+    runs = [(event, len([*same])) for event, same in groupby(step.events)]
+    if any(event == BACKWARD for event, _ in runs[1:]):
+        return ", then ".join(_count(number, BACKWARD if event == BACKWARD else STEP, event) for event, number in runs)
+    stepped = ", ".join(_count(number, STEP, name) for name, number in step.steps.items())
+    return f"{_count(step.backwards, BACKWARD)}, and {stepped or 'no step of an optimizer of torch'}"
+
+
+def _count(number: int, what: str, name: str = "") -> str:
+    return f"{number} {what}{'s' * (number != 1)}{f' of {name}' if what == STEP else ''}"
 
 
 def _loss(ranks: Mapping[int, Sequence[Call]]) -> str:

@@ -85,6 +85,11 @@ def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
     return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
 
 
+def taken_for_counts(names: Sequence[str]) -> str:
+    """Whole numbers that two ways have in the ratio of the axis' values, as a count of micro-batches is."""
+    return f"not alike, by the ratio of the axis' two values, and taken for counts: {', '.join(names)}"
+
+
 def drawn_otherwise(keys: Iterable[tuple[str, str]]) -> str:
     """Random states in which two ways to compute the same are not alike."""
     return f"not alike, and not compared, since one way may draw more numbers than the other: {_few(keys)}"

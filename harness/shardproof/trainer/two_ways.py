@@ -10,6 +10,7 @@ from shardproof.diagnosis.arrangement import distinct
 from shardproof.diff import Difference
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.settings import SETTING
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
@@ -27,7 +28,14 @@ from shardproof.trainer.gradients import reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.not_finite import where_first
-from shardproof.trainer.notes import as_rounding, drawn_otherwise, of_one_way, rounding, taken_for_settings
+from shardproof.trainer.notes import (
+    as_rounding,
+    drawn_otherwise,
+    of_one_way,
+    rounding,
+    taken_for_counts,
+    taken_for_settings,
+)
 from shardproof.trainer.portrait import side_by_side
 from shardproof.trainer.rates import rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
@@ -116,6 +124,9 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
+    counts = [apart_by_the_axis(judging, apart, each, _ratio((one, other))) for each in wrong]
+    if counts and all(counts):
+        wrong, notes = [], [*notes, taken_for_counts(counts)]
     first_step = next((op for op in session.ops if op.kind == "step"), None)
     if first_step and not wrong:
         ops = first_step.index, moments["step", first_step.iteration]
@@ -130,6 +141,16 @@ def alike(judging: Judging, session: Session) -> None:
     elif wrong:
         told = _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
     judging.add(session.name, wrong, told, notes)
+
+
+def apart_by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:
+    """The name of a whole number of an object's own that is as often as large in one way as the axis' value is, like a
+    count of micro-batches; empty of anything else."""
+    name = difference.key.role, difference.key.fqn
+    numbers = [plain_number(judging.at(op), name).removeprefix("int ") for op in ops]
+    if name[0] != EXTRA_STATE or not ratio or not all(number.isdecimal() for number in numbers) or numbers[0] == "0":
+        return ""
+    return name[1] if int(numbers[1]) == int(numbers[0]) * ratio else ""
 
 
 def _begin_apart(
@@ -183,8 +204,8 @@ def _said(
         grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names),
-        _weighed(judging, ops, names, near or NEAR),
-        _backward(judging, ops, names, near or NEAR),
+        "" if counts_alone else _weighed(judging, ops, names, near or NEAR),
+        "" if counts_alone else _backward(judging, ops, names, near or NEAR),
     )
     pointed = not any(measured)  # what may have made it is told where nothing was measured that did
     apart = (
@@ -208,8 +229,9 @@ def _lines(judging: Judging, session: Session, ops: tuple[int, int], names: tupl
     """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question."""
     built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {}
              for each in (session, judging.whole)]  # fmt: skip
-    step = of_two_ways(judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {}), names)
-    return paragraphs(of_two_ways(built[0], built[1], names, "of `build`"), step)
+    ways = f"with {names[0]}", f"with {names[1]}"
+    step = of_two_ways(judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {}), ways)
+    return paragraphs(of_two_ways(built[0], built[1], ways, "of `build`"), step)
 
 
 def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:

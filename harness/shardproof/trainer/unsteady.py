@@ -50,7 +50,10 @@ def likely(
     keys = {(d.key.role, d.key.fqn) for d in found}
     roles = {role for role, _ in keys}
     if kind in ("build", "fit") or "rng" in roles:
-        return "a generator that `build` does not seed from cell.seed is the likely reason"
+        return (
+            "a generator that `build` does not seed from cell.seed, or an order that differs from run to run, such as "
+            "that of a set, is the likely reason"
+        )
     if any(is_garbage([run.get(key) for run in runs], before.get(key)) for key in keys):
         return UNWRITTEN
     if roles <= {"param", *BESIDE, "grad"}:

@@ -61,18 +61,27 @@ def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
 
 
 def grouped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
-    """A sentence about parameters that have another weight decay or another learning rate in one of two ways than in
-    the other; empty where there are none. names: of the two ways."""
+    """A sentence about parameters that are in another param group in one of two ways than in the other, and have
+    another weight decay or learning rate there; empty where there are none. names: of the two ways."""
+    if _groups(first) == _groups(own):
+        return ""
     for setting in ("weight_decay", "lr"):
         mine, its = (_of_groups(values, setting) for values in (first, own))
-        apart = sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name])
-        if apart and len(apart) < len(mine):
+        every = sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name])
+        apart = [name for name in every if (mine[name], its[name]) == (mine[every[0]], its[every[0]])]
+        if apart and len(every) < len(mine):
             name = apart[0]
             return (
                 f"{one_or_many(apart)} ha{'ve' if len(apart) > 1 else 's'} {setting} {mine[name]} with {names[0]} and "
                 f"{its[name]} with {names[1]}, and others the same: look at what sorts parameters into param groups."
             )
     return ""
+
+
+def _groups(values: Values) -> set[frozenset[str]]:
+    """The param groups of all optimizers, each as the set of its parameters."""
+    groups = (value for (role, name), value in values.items() if role == SETTING and name.endswith(".params"))
+    return {frozenset(map(without_rank, value.data.decode().split("\n"))) for value in groups}
 
 
 def _of_groups(values: Values, setting: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from shardproof.program import Op
 from shardproof.scenario import Mesh
 from shardproof.trainer.lines import BEGINS, CUT, ENDS, Moment, Statement, touched, unpacked
 from shardproof.trainer.lines_apart import apart_in, never_alike, of_ranks, sentence
-from shardproof.trainer.lines_of_ways import of_load, of_two_ways
+from shardproof.trainer.lines_of_ways import of_setting, of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.statements import statements_of
@@ -180,11 +180,11 @@ def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
 
 def test_two_ways_tell_what_runs_in_one_alone_and_other_numbers(mine: ModuleType) -> None:
     one, other = (ran(partial(mine.train, torch.ones(9, requires_grad=True), number)) for number in (1, 2))
-    said = of_two_ways({0: one}, {0: other}, ("n=1", "n=2"))
+    said = of_two_ways({0: one}, {0: other}, ("with n=1", "with n=2"))
     assert "(`(weight.sum() * 2).backward()`) runs once with n=1 and 2 times with n=2" in said
     assert "(`weight.grad.data.div_(number)`) reads `number` = 1 with n=1 and 2 with n=2" in said
     yes, no = (ran(partial(mine.guarded, flag)) for flag in (True, False))
-    assert '(`value = "one"`) runs with n=1 alone' in of_two_ways({0: yes}, {0: no}, ("n=1", "n=2"))
+    assert '(`value = "one"`) runs with n=1 alone' in of_two_ways({0: yes}, {0: no}, ("with n=1", "with n=2"))
 
 
 def test_who_touches_gradients_and_parameters_is_told(mine: ModuleType) -> None:
@@ -262,11 +262,11 @@ def test_what_a_load_sets_is_told_in_order(mine: ModuleType) -> None:
     weight = torch.zeros(4)
     record = Ran(lambda: {id(weight): ref(weight)})
     data = ran(partial(mine.restore, {"last": 0}, {"last": 8}), record)
-    assert of_load({0: data}, ["schedule.last", "other"]) == (
+    assert of_setting({0: data}, ["schedule.last", "other"], []) == (
         'In `load`, of what is wrong after it: mine.py:56 (`schedule["last"] = kept["last"]`) sets '
         "`schedule['last']` to 8; then mine.py:57 (`schedule[\"last\"] += 1`) sets `schedule['last']` to 9."
     )
-    assert of_load({0: data}, ["other"]) == of_load({}, ["schedule.last"]) == ""
+    assert of_setting({0: data}, ["other"], []) == of_setting({}, ["schedule.last"], []) == ""
 
 
 def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:

@@ -90,12 +90,17 @@ def _told(value: Any, left: Iterator[int]) -> str:
     if type(value) not in (list, tuple, dict, OrderedDict, set, frozenset, deque):
         return ""
     texts = list[str]()
-    for part in value.items() if isinstance(value, dict) else value:
+    for part in sorted(value.items(), key=repr_of_key) if isinstance(value, dict) else value:
         text = _told(part, left) if next(left, None) is not None else ""
         if not text:
             return ""
         texts.append(text)
     return _shortened(f"{type(value).__name__} [{', '.join(texts)}]")
+
+
+def repr_of_key(item: tuple[Any, Any]) -> str:
+    """By what the entries of a mapping are put in order, which two equal ones need not have alike."""
+    return repr(item[0]) if type(item[0]) in (str, int, tuple) else ""
 
 
 def _shortened(text: str) -> str:

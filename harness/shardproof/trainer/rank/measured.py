@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import MEASURED
+from shardproof.trainer.measured import BACKWARD
 from shardproof.trainer.rank.pieces import Held
 
 MOST_ELEMENTS = 1 << 20
@@ -38,10 +39,10 @@ Size = tuple[float, float]
 class Measured:
     """What there was since the latest record.
 
-    backwards, steps: how often a backward ran, and an optimizer of each class stepped. rates: the learning rates of the
-    param groups in the latest of these steps; None of one that is no number. gradients: identity of a
-    parameter → size of its gradient after the latest backward, and before the step that came then. stale: those whose
-    gradient was, when a backward began, still the one that an optimizer had stepped with.
+    backwards, steps: how often a backward ran, and an optimizer of each class stepped; events: in which order. rates:
+    the learning rates of the param groups in the latest of these steps; None of one that is no number. gradients:
+    identity of a parameter → size of its gradient after the latest backward, and before the step that came then.
+    stale: those whose gradient was, when a backward began, still the one that an optimizer had stepped with.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Measured:
 
     def _begin_anew(self) -> None:
         self.backwards, self._backwards_before, self.steps = 0, 0, Counter[str]()
+        self.events = list[str]()
         self._inside, self._held_before, self._gradients_before = 0, list[Size | None](), dict[int, Size]()
         self.gradients = dict[int, tuple[Size, Size]]()
         self.rates = list[float | None]()
@@ -70,6 +72,7 @@ class Measured:
             plain(*args, **kwargs)
             if not inner:
                 self.backwards += 1
+                self.events.append(BACKWARD)
                 self._after = self._sizes(self._parameters)
 
         torch.autograd.backward = backward
@@ -105,7 +108,8 @@ class Measured:
             if key in own
         }
         told = {
-            "backwards": self.backwards, "steps": self.steps, "gradients": gradients, "rates": self.rates,
+            "backwards": self.backwards, "steps": self.steps, "events": self.events,
+            "gradients": gradients, "rates": self.rates,
             "stale": sorted(own[key] for key in self.stale if key in own),
             "waiting": sorted(own[key] for key in waiting if key in own),
         }  # fmt: skip
@@ -140,6 +144,7 @@ class Measured:
         if self._inside or self._held_before == _sizes_of(optimizer):
             return
         self.steps[type(optimizer).__name__] += 1
+        self.events.append(type(optimizer).__name__)
         self.rates = [_rate(group.get("lr")) for group in optimizer.param_groups]
         own = _parameters_of(optimizer)
         before = self._sizes(own) if self.backwards > self._backwards_before else self._gradients_before

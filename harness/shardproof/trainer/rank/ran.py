@@ -192,7 +192,8 @@ class _InFrame:
 
     @property
     def place(self) -> Place | None:
-        return (self.file, self.now.line, self.now.text) if self.now else None
+        inside = "" if self.makes else "a lambda in "
+        return (self.file, self.now.line, f"{inside}{self.now.text}") if self.now else None
 
     def traced(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
         begins, compiles = time.perf_counter(), _DYNAMO.set_eval_frame(None)

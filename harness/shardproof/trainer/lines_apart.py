@@ -59,6 +59,13 @@ def apart_in(one: OfRanks, other: OfRanks, leave: Iterable[Name] = ()) -> tuple[
     return None
 
 
+def begin_apart(one: OfRanks, other: OfRanks) -> bool:
+    """Whether a rank has other parameters before the first statement of the one than before that of the other."""
+    rows = ((unpacked(one[rank]), unpacked(other[rank])) for rank in one.keys() & other.keys())
+    return any(mine and its and mine[0].place == its[0].place and not mine[0].file and mine[0].values != its[0].values
+               for mine, its in rows)  # fmt: skip
+
+
 def never_alike(one: OfRanks, other: OfRanks) -> set[Name]:
     """What is not alike in two operations that should be, as two runs of the same."""
     found = set[Name]()
@@ -75,7 +82,7 @@ _Rows = Sequence[tuple[int, Statement]]
 def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozenset[Name]) -> Iterator[Parting]:
     """All that is not alike in two rows of statements, until they take another turn. What generators run is left out,
     and so is what the second run does before it comes to where the first begins, such as its launch."""
-    rows = [[(at, each) for at, each in enumerate(row) if not each.of_generator] for row in (one, other)]
+    rows = [[(at, each) for at, each in enumerate(row) if each.file and not each.of_generator] for row in (one, other)]
     before: Statement | None = None
     launched = _is_late(*rows)
     if launched and not any(each.place == rows[0][0][1].place for _, each in rows[1]):
@@ -95,7 +102,7 @@ def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozen
             before = mine[1]
             continue
         both = [each[1] if each else None for each in (mine, its)]
-        if any(each and each.kind == CUT for each in both):
+        if any(row and row[-1].kind == CUT for row, each in zip((one, other), both, strict=True) if each is None):
             return
         touches = any(each and each.kind == TOUCHES for each in both)
         yield Parting(TOUCH if touches else TURN, both[0], both[1], at=at, before=before)

@@ -105,7 +105,7 @@ def _heads_of_jumps(row: Sequence[Statement]) -> list[Statement]:
 def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
     found: dict[tuple[str, int], list[Statement]] = {}
     for statement in ran:
-        if statement.kind != CUT:
+        if statement.file:
             found.setdefault((statement.file, statement.line), []).append(statement)
     return found
 

@@ -16,7 +16,7 @@ import torch
 from shardproof.program import Op
 from shardproof.scenario import Mesh
 from shardproof.trainer.lines import BEGINS, CUT, ENDS, Moment, Statement, touched, unpacked
-from shardproof.trainer.lines_apart import apart_in, never_alike, of_ranks, sentence
+from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, of_ranks, sentence
 from shardproof.trainer.lines_of_ways import of_setting, of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
@@ -303,3 +303,15 @@ def test_nothing_of_ours_is_compiled_in_the_midst_of_what_the_trainer_compiles(m
     torch._dynamo.utils.counters.clear()
     ran(partial(compiled, torch.ones(4), 2))
     assert torch._dynamo.utils.counters["frames"] == {"total": 1, "ok": 1}
+
+
+def test_parameters_that_are_not_alike_before_are_told_apart_from_what_lines_make(mine: ModuleType) -> None:
+    def rows(start: float) -> dict[int, bytes]:
+        weight = torch.full((9,), start, requires_grad=True)
+        return {0: ran(partial(mine.train, weight, 1), Ran(lambda: {id(weight): ref(weight)}))}
+
+    one, same, other = rows(1.0), rows(1.0), rows(2.0)
+    assert not begin_apart(one, same)
+    assert begin_apart(one, other)
+    assert apart_in(one, same) is None
+    assert of_two_ways(one, {0: ran(partial(mine.guarded, 1))}, ("here", "there")).count("runs") == 5

@@ -53,6 +53,9 @@ _DYNAMO = torch._C._dynamo.eval_frame
 Place = tuple[str, int, str]
 """The file of a statement, its first line, and that line's text."""
 
+NO_PLACE: Place = ("", 0, "")
+"""Stands in front of the first statement of an operation, with what parameters are then."""
+
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
 """What becomes of a parameter; of a gradient that was not there, that was, and that goes."""
 
@@ -88,6 +91,8 @@ class Ran:
             yield
             return
         self.stack, self.last = [], self._seen()
+        if self.last and not self.told:
+            self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
         sys.settrace(self.called)
         try:
             yield
@@ -159,19 +164,22 @@ class Ran:
         place = next((each.place for each in reversed(self.stack) if each.place), None)
         if place and now != self.last:
             done = self.touched.setdefault(place, {})
-            told = [(what, digest(repr([_known(seen[at]) for seen in now.values()]).encode()), 0)
-                    for at, what in enumerate(("parameters", "gradients"))
-                    if any(seen[at] not in (None, self.last.get(key, seen)[at]) for key, seen in now.items())
-                    ]  # fmt: skip
+            before, self.last = self.last, now
+            told = [(what, self._digest_of(at), 0) for at, what in enumerate(("parameters", "gradients"))
+                    if any(seen[at] not in (None, before.get(key, seen)[at]) for key, seen in now.items())]  # fmt: skip
             self.told += [(place, TOUCHES, told)] if told else []
             for key, (weights, gradient) in now.items():
-                before = self.last.get(key, (weights, gradient))
-                if weights != before[0]:
+                was = before.get(key, (weights, gradient))
+                if weights != was[0]:
                     done.setdefault(WRITTEN, []).append(key)
-                if gradient != before[1]:
-                    what = CLEARED if gradient is None else MADE if before[1] is None else CHANGED
+                if gradient != was[1]:
+                    what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED
                     done.setdefault(what, []).append(key)
         self.last = now
+
+    def _digest_of(self, at: int) -> str:
+        """A digest of all parameters that were seen last, or of all of their gradients. at: 0 or 1."""
+        return digest(repr([_known(seen[at]) for seen in self.last.values()]).encode())
 
     def _seen(self) -> dict[int, _Seen]:
         known = self.parameters()

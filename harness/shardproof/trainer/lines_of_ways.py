@@ -84,7 +84,8 @@ def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str 
     told = list[tuple[int, str]]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
-        if said := _not_alike(mine, its, names, numbers=numbers):
+        said = _not_alike(mine, its, names, numbers=numbers)
+        if said and (numbers or said[0] < 2):  # in a run that goes on elsewhere, much runs that is right
             told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}"))
     if not told:
         return ""
@@ -146,7 +147,8 @@ def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None
     said = f"{'holds' if ran[0].text.endswith(_JUMPS) else 'runs'} {name} alone"
     values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
     made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
-    return (0 if writes or _TELLING.search(ran[0].text) else 2), f"{said}{made}"
+    telling = writes or _TELLING.search(ran[0].text) or ran[0].text.endswith(_JUMPS)
+    return (0 if telling else 2), f"{said}{made}"
 
 
 def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:

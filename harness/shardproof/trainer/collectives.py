@@ -69,7 +69,7 @@ def reductions_apart(one: Mapping[int, OfRank], other: Mapping[int, OfRank], nam
                 f"{_times(its.get(key, NEVER).often)} with {names[1]}{_from(its.get(key, mine.get(key, NEVER)).line)}"
                 for key in apart[:MOST_TOLD]
             ]
-            more = any(key in mine and key in its for key in apart)
+            more = any(key in mine and key in its and len(key[2]) > 1 for key in apart)
             return f"Rank {rank} takes part in {', in '.join(told)}.{AGAIN if more else ''}"
     return ""
 

@@ -226,8 +226,10 @@ class Judge(Judging):
         if unsaved is None or WHOLE in self.failures or self.ended(unsaved):
             return
         found: list[Difference] = []
-        if save >= 0:
-            found = self.compare(self.at(save - 1), self.at(save), save)
+        for at in self._saves() if save >= 0 else ():
+            if found := self.compare(self.at(at - 1), self.at(at), at):
+                save = at
+                break
         at_once = bool(found)
         found = found or self.steps_differ(unsaved, self.whole, rounds=False)
         ways = "the run without a save", "the one that saves"
@@ -237,6 +239,13 @@ class Judge(Judging):
             line_by_line(self, self.whole, unsaved, found, ways)
         )  # fmt: skip
         self.add(UNSAVED, found, paragraphs(wording.of_saving(found, at_once=at_once), lines))
+
+    def _saves(self) -> list[int]:
+        """The saves of the run without a break, and of the resumed one, which may change something at its second
+        time alone."""
+        sessions = [self.whole, *([each] if (each := self.named(RESUMED)) and RESUMED not in self.failures else [])]
+        return [op.index for session in sessions for op in session.ops
+                if op.kind == "save" and {op.index, op.index - 1} <= self._by_op.keys()]  # fmt: skip
 
     def _cut(self) -> None:
         cut = self.named(CUT)

@@ -81,12 +81,16 @@ def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str 
     if any(row and row[-1].kind == CUT for row in rows):
         return ""
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
+    heads = [_heads(row) for row in rows]
     told = list[tuple[int, str]]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
         said = _not_alike(mine, its, names, numbers=numbers)
         if said and (numbers or said[0] < 2):  # in a run that goes on elsewhere, much runs that is right
-            told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}"))
+            behind = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
+            chosen = behind is not None and (behind.file, behind.line) in ways[0].keys() & ways[1].keys()
+            after = f", behind {behind.shown()}" if behind and chosen else ""
+            told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}{after}"))
     if not told:
         return ""
     lines = [line for _, line in sorted(told, key=lambda each: each[0])]
@@ -94,12 +98,25 @@ def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str 
     return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
 
 
+def _heads(row: Sequence[Statement]) -> dict[tuple[str, int], Statement]:
+    """Place of a statement → the latest `if` or loop before its first time, in the same file."""
+    found, last = dict[tuple[str, int], Statement](), dict[str, Statement]()
+    for statement in row:
+        if statement.kind == BEGINS:
+            if statement.file in last:
+                found.setdefault((statement.file, statement.line), last[statement.file])
+            if statement.text.startswith(("if ", "elif ", "for ", "while ")):
+                last[statement.file] = statement
+    return found
+
+
 def _heads_of_jumps(row: Sequence[Statement]) -> list[Statement]:
     """Statements, where a jump is told by the one before it, as an `if` that holds."""
     found = list[Statement]()
     for statement in row:
-        jumps = statement.text in _JUMPS and statement.kind == BEGINS and found
-        found.append(statement._replace(text=f"{found[-1].text} {statement.text}") if jumps else statement)
+        head = found[-1].text if found and found[-1].text.startswith(("if ", "elif ")) else ""
+        jumps = statement.text in _JUMPS and statement.kind == BEGINS and head
+        found.append(statement._replace(text=f"{head} {statement.text}") if jumps else statement)
     return found
 
 
@@ -141,14 +158,19 @@ def _not_alike(
 
 def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None:
     """The same of a statement that runs in one way alone; a head, or a `return`, tells what what it leads to tells."""
-    if ran[0].text.startswith(_HEADS) and not ran[0].text.endswith(_JUMPS):
+    if ran[0].text in _JUMPS or (ran[0].text.startswith(_HEADS) and not _is_jump(ran[0])):
         return None
     writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
-    said = f"{'holds' if ran[0].text.endswith(_JUMPS) else 'runs'} {name} alone"
+    said = f"{'holds' if _is_jump(ran[0]) else 'runs'} {name} alone"
     values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
     made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
-    telling = writes or _TELLING.search(ran[0].text) or ran[0].text.endswith(_JUMPS)
+    telling = writes or _TELLING.search(ran[0].text) or _is_jump(ran[0])
     return (0 if telling else 2), f"{said}{made}"
+
+
+def _is_jump(statement: Statement) -> bool:
+    """Whether a statement is an `if` with the jump that it leads to."""
+    return statement.text.endswith(_JUMPS) and statement.text not in _JUMPS
 
 
 def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:

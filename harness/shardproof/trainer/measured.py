@@ -230,8 +230,9 @@ def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
 NOTHING = OfStep(0, {}, {}, ())
 
 NOT_MEASURED = (
-    "not measured, since none is in `.grad` of a module's parameter both after a backward and when an optimizer of "
-    "torch steps, as with engines that keep gradients elsewhere, and steps inside of the backward"
+    "not measured, since no parameter of a module has one in `.grad` both after a backward and when an optimizer of "
+    "torch steps with that parameter, as with engines that keep gradients elsewhere, masters that are stepped in place "
+    "of parameters, and steps inside of the backward"
 )
 
 

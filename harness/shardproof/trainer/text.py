@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from shardproof.observe.record import WRITTEN
 from shardproof.program import ARMS
@@ -32,7 +33,7 @@ MOST_NAMED = 6
 
 def render(trainer: Described, results: Sequence[Result], place: str = "", again: str = "") -> str:
     """The whole text. place, again: the options that a printed command needs after the id, as a `Report` gives them."""
-    results = compared(trainer, results)
+    results = [_without_tried(result, results) for result in compared(trainer, results)]
     lines = [*_state(results), *_table(results)]
     bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.UNSUPPORTED)]
     kinds: dict[object, list[Result]] = {}
@@ -49,6 +50,16 @@ def render(trainer: Described, results: Sequence[Result], place: str = "", again
     counts = Counter("known" if result.known_issue else result.verdict.value for result in results)
     lines.append(f"{trainer.system}: {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}")
     return "\n".join(lines) + "\n"
+
+
+def _without_tried(result: Result, results: Sequence[Result]) -> Result:
+    """A result without hints at a program that was run besides."""
+    programs = {each.scenario.program for each in results}
+    arms = tuple(
+        replace(arm, notes=tuple(note for note in arm.notes if later_program([note]) not in programs))
+        for arm in result.arms
+    )
+    return replace(result, arms=arms)
 
 
 OTHER_MODELS = ("optimizer", "lr", "learning_rate", "model", "seed", "schedule", "scheduler", "dtype")
@@ -190,11 +201,7 @@ def _commands(result: Result, place: str, again: str) -> list[str]:
 def _not_compared(trainer: Described, results: Sequence[Result]) -> list[str]:
     """What no arm could compare, and what the run without a break does that is seldom meant, each once with the number
     of cells."""
-    programs = {result.scenario.program for result in results}
-    every = [
-        (arm, note) for result in results for arm in result.arms for note in arm.left_out
-        if later_program([note]) not in programs
-    ]  # fmt: skip
+    every = [(arm, note) for result in results for arm in result.arms for note in arm.left_out]
     odd = Counter(note for arm, note in every if arm.name == TRAINS)
     left = Counter(f"{arm.name}: {note}" for arm, note in every if arm.name != TRAINS)
     odd.update(

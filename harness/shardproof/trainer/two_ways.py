@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -203,7 +204,7 @@ def _said(
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _how_often(judging, session, ops, names),
-        _rows(judging, session, ops, names) or _order(judging, session, ops, names),
+        _rows(judging, session, ops, names) or _order(judging, session, ops, names) or _samples(judging, ops, names),
         "" if counts_alone else _weighed(judging, ops, names, near or NEAR),
         "" if counts_alone else _backward(judging, ops, names, near or NEAR),
     )
@@ -326,6 +327,23 @@ def _order(judging: Judging, session: Session, ops: tuple[int, int], names: tupl
     done = [step for step in steps if judging.step(session, step) <= ops[0]]
     own = ((judging.given.get(judging.step(judging.whole, step), {}), step) for step in done)
     return next(filter(None, (of_another_step(given, step, first, names) for given, step in own)), "")
+
+
+def _samples(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """That two ways are given other samples in a step, on all ranks together. ops: as in `_how_often`."""
+    one, other = (
+        Counter(row for own in judging.model_calls.get(op, {}).values() for call in own for row in call.rows)
+        for op in ops
+    )
+    lacking = (one - other).total()
+    if not lacking or one.total() != other.total():
+        return ""
+    again = max(other.values()) > 1 and max(one.values()) == 1
+    more = f", where some come more than once with {names[1]}" if again else ""
+    return (
+        f"{lacking} of the {one.total()} samples that the ranks are given in this step with {names[0]} are not among "
+        f"those with {names[1]}{more}: look at what chooses them, and puts them in order."
+    )
 
 
 def _older(

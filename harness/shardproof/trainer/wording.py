@@ -257,7 +257,7 @@ def too_small(keys: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str
     if absent:
         more = f" and {len(absent) - MOST_WORDS} more" if len(absent) > MOST_WORDS else ""
         words = ", ".join(absent[:MOST_WORDS])
-        told.append(f"`save` may have left some of these out: no name in the checkpoint has {words}{more} in it")
+        told.append(f"`save` may have left some of these out: no value in the checkpoint has {words}{more} in its name")
     return told
 
 

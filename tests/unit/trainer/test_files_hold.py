@@ -96,7 +96,7 @@ def test_what_was_not_looked_for_is_counted_and_named_where_no_entry_has_its_nam
     told = wording.too_small(found.too_small, ("model.w", "optim.state.0.step", "optim.state.0.exp_avg"))
     assert told == [
         "not looked for, since texts and short values cannot be told by their bytes: 2 values of scheduler, step of w",
-        "`save` may have left some of these out: no name in the checkpoint has last_epoch, _last_lr in it",
+        "`save` may have left some of these out: no value in the checkpoint has last_epoch, _last_lr in its name",
     ]
     assert wording.too_small(found.too_small, ("sched.last_epoch", "sched._last_lr[0]", "step.w")) == told[:1]
     assert wording.too_small(found.too_small, ()) == told[:1], "names that cannot be read say nothing"

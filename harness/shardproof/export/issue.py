@@ -155,7 +155,7 @@ def _text(*paragraphs: str) -> str:
 
 TAKES = {
     "default": "the defaults are enough",
-    "API only": "it takes calls that the library's own training script does not make",
+    "API only": "it is met where a program calls the library's functions itself",
 }
 """What it takes to meet a defect, by the word that its entry has for it; for other words there is nothing to say."""
 

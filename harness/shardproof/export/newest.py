@@ -21,6 +21,9 @@ from shardproof.verdict import Verdict
 
 HEAD = "git:HEAD"
 
+PYTHON = "3.11"
+"""Under which Python the declared releases were listed: pip leaves out a newer release that asks for a newer one."""
+
 
 @dataclass(frozen=True)
 class Newest:
@@ -48,7 +51,7 @@ def not_asked(result: Result, recorded: Mapping[str, str] = NOTHING) -> Newest:
         *(["the main branch"] if not any(name.startswith(BRANCHES) for name in recorded) else []),
     ]
     seen = f"{_library(result)} {result.version}" + (
-        ", the newest release on PyPI that is known here" if is_newest else ""
+        f", the newest release for Python {PYTHON} that we know of on PyPI" if is_newest else ""
     )
     return Newest(
         f"not asked: give a clone, `--clone {result.system}=DIR`",

@@ -83,7 +83,8 @@ def test_where_two_runs_part_is_told_line_by_line(tmp_path: Path) -> None:
         f"Line by line, the two part at {file}:16 (`rows = self.rows[self.position : self.position + 4]`) in step 2, "
         "on rank 0: it reads `self.position`, which is 8 in the run without a break and 0 in the resumed one. In the "
         f"run without a break {file}:17 (`self.position += 4`) set it last, in step 1; in the resumed one {file}:34 "
-        "(`self.data.position = 8 * cell.rank`) set it last, in `build`."
+        "(`self.data.position = 8 * cell.rank`) set it last, in `build`. No statement of yours in `load` assigns "
+        "`position`."
     )
     assert f"at {file}:44 (`if not self.loaded:`) in step 2" in failed(found["what=turn"])["resumed"]
     assert f"measured: step 0: line: {file}:46 (`self.optimizer.step()`) writes 2 parameters" in found[FIRST]["state"]

@@ -59,7 +59,7 @@ def test_the_page_has_a_row_for_each_arm_and_warns_of_state_that_is_hidden() -> 
     assert samples.HOSTILE not in page
     for arm in CELL.arms:
         assert f'<th scope="row">{arm.name}</th>' in page
-    assert f"<p>`load` restored no {ESCAPED} of 1 parameter.</p>" in page
+    assert f"<p><code>load</code> restored no {ESCAPED} of 1 parameter.</p>" in page
     assert f'<p class="soft">rng {ESCAPED}</p>' in page
     warning = page[page.index('<div class="warning"') :]
     warning = warning[: warning.index("</div>")]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shardproof.observe.record import Record
 from shardproof.readers.values import STORAGE_DTYPE
 from shardproof.trainer.arms import COLLECTIVES
+from shardproof.trainer.telling import times
 
 Collective = tuple[str, int, tuple[int, ...]]
 """Kind, such as `all_reduce`; how many numbers a rank puts in; among which ranks."""
@@ -65,8 +66,8 @@ def reductions_apart(one: Mapping[int, OfRank], other: Mapping[int, OfRank], nam
         apart = [key for key in {**mine, **its} if mine.get(key, NEVER).often != its.get(key, NEVER).often]
         if apart and len(mine.keys() ^ its.keys()) <= MOST_APART:
             told = [
-                f"{_called(key)} {_times(mine.get(key, NEVER).often)} with {names[0]} and "
-                f"{_times(its.get(key, NEVER).often)} with {names[1]}{_from(its.get(key, mine.get(key, NEVER)).line)}"
+                f"{_called(key)} {times(mine.get(key, NEVER).often)} with {names[0]} and "
+                f"{times(its.get(key, NEVER).often)} with {names[1]}{_from(its.get(key, mine.get(key, NEVER)).line)}"
                 for key in apart[:MOST_TOLD]
             ]
             more = any(key in mine and key in its and len(key[2]) > 1 for key in apart)
@@ -105,7 +106,7 @@ def reduced(own: OfRank) -> str:
     """What a rank reduces in a step, in a few words; empty where it is nothing."""
     found = _reductions(own)
     told = [
-        f"{_called(key)} in {STORAGE_DTYPE.get(f'{seen.dtype}Storage', seen.dtype)}, {_times(seen.often)}"
+        f"{_called(key)} in {STORAGE_DTYPE.get(f'{seen.dtype}Storage', seen.dtype)}, {times(seen.often)}"
         for key, seen in found.items()
     ]
     more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
@@ -120,10 +121,6 @@ def _called(key: Collective) -> str:
     kind, numbers, ranks = key
     among = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]} alone" if ranks else "ranks"
     return f"{kind} of {numbers} number{'s' * (numbers != 1)} among {among}"
-
-
-def _times(often: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(often, f"{often} times")
 
 
 def _from(line: str) -> str:

@@ -235,9 +235,7 @@ class Judge(Judging):
         ways = "the run without a save", "the one that saves"
         if at_once and self.between:
             self.between = replace(self.between, loaded=True)  # no step is between
-        lines = of_setting(self.ran.get(save, {}), *_names(found), "save") if at_once else (
-            line_by_line(self, self.whole, unsaved, found, ways)
-        )  # fmt: skip
+        lines = self._setting(save, found, "save") if at_once else line_by_line(self, self.whole, unsaved, found, ways)
         self.add(UNSAVED, found, paragraphs(wording.of_saving(found, at_once=at_once), lines))
 
     def _saves(self) -> list[int]:
@@ -302,7 +300,12 @@ class Judge(Judging):
 
     def _loading(self, load: int, found: list[Difference]) -> str:
         """Which of the trainer's own lines set, in a load, what is wrong right after it."""
-        return "" if self.save_changes else of_setting(self.ran.get(load, {}), *_names(found))
+        return "" if self.save_changes else self._setting(load, found, "load")
+
+    def _setting(self, op: int, found: list[Difference], what: str) -> str:
+        """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""
+        plain, params = ([one.key.fqn for one in found if (one.key.role == PARAMS) == of] for of in (False, True))
+        return self.explained(lambda: of_setting(self.ran.get(op, {}), plain, params, what))
 
     def _parameters_apart(self) -> bool:
         """Whether ranks had other copies of a parameter in the run without a break, of which a load gives them one."""
@@ -422,8 +425,9 @@ class Judge(Judging):
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
         both = [one for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
-        # of `fit` what was there after the first step of either, which began with other seeds
-        fresh = [self.at(one.first("step" if self.trainer.fits else "build")) for one in both]
+        # of `fit`, which two sessions began with other seeds, what was there after the first step of each
+        first = "step" if self.trainer.fits and len(both) > 1 else "build"
+        fresh = [self.at(one.first(first)) for one in both]
         seen = all_seen(self, [op.index for op in self.whole.ops])
         frozen = [(PARAMS, name) for name in seen if are_frozen([name], seen)]
         live = not_made_by_build(self.at(at), fresh, frozen)
@@ -445,11 +449,6 @@ class Judge(Judging):
         """The moments of the uninterrupted run before an operation, the latest first, with what there was then."""
         before = (op for op in reversed(self.whole.ops) if op.index < at and op.index in self._by_op)
         return ((f"after {wording.at(op)}", self.at(op.index)) for op in before)
-
-
-def _names(found: list[Difference]) -> tuple[list[str], list[str]]:
-    """The names of plain values and of parameters that differ."""
-    return tuple([one.key.fqn for one in found if (one.key.role == PARAMS) == params] for params in (False, True))  # type: ignore[return-value]
 
 
 def untied(names: str, op: int) -> Difference:

@@ -206,7 +206,7 @@ class Judging:
         """Why ranks may have a parameter differently, by what the first step made that parts them."""
         key = wording.first_problem(self.problems).key
         before, value = self.at(key.op - 1), self.at(key.op).get((key.role, key.fqn))
-        lines = of_ranks(self.ran.get(key.op, {}))
+        lines = self.explained(lambda: of_ranks(self.ran.get(key.op, {})))
         if one := apart(self.copies, before, self.at(key.op)):
             return paragraphs(one.told(), lines)
         numbers = prod(value.shape) if value else 0
@@ -271,11 +271,16 @@ class Judging:
         return any(arm.name == arms.UNSAVED and arm.verdict == Verdict.MISMATCH.value for arm in self.found)
 
     def _mechanism(self, found: list[Difference]) -> str:
-        """What an explanation says. One that raises is a mistake of ours, and takes no verdict away."""
-        if self.unsteady:  # what is not the same twice may have made any difference
+        """What may have made these differences, in words."""
+        between = self.between
+        if self.unsteady or between is None:  # what is not the same twice may have made any difference
             return ""
+        return self.explained(lambda: mechanism(found, between))
+
+    def explained(self, explain: Callable[[], str]) -> str:
+        """What an explanation says. One that raises is a mistake of ours, and takes no verdict away."""
         try:
-            return mechanism(found, self.between) if self.between else ""
+            return explain()
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}, line {where.lineno}"

@@ -25,6 +25,13 @@ def line_by_line(
     """
     if not found or not judging.ran:
         return ""
+    return judging.explained(lambda: _parted(judging, session, other, found, ways))
+
+
+def _parted(
+    judging: Judging, session: Session, other: Session, found: Sequence[Difference], ways: tuple[str, str]
+) -> str:
+    """The same of sessions that differ. Arguments as in `line_by_line`."""
     last = found[0].key.op
     pairs = [(there, here) for there, here in _pairs(session, other) if there.index in judging.ran]
     done = [pair for pair in pairs if pair[1].index <= last]

@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardproof.observe.record import Record
 from shardproof.program import Op
@@ -38,6 +38,12 @@ BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
 """What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
 parameters or gradients, with a digest of all of them; that what ran behind it is not known."""
 
+
+WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
+"""What becomes of a parameter while a statement runs; of a gradient that was not there, that was, and that goes."""
+
+NO_PLACE = ("", 0, "")
+"""Stands in front of the first statement of an operation, with what parameters are then, and where the rest is cut."""
 
 GOES_ON = 4
 """Is added to each of them for a statement of a generator, which goes on where it was."""
@@ -106,21 +112,27 @@ def touched(data: bytes) -> list[Touch]:
     """The statements that touched parameters or gradients, in the order of their first time."""
     return [
         Touch(Statement(file, line, text, TOUCHES, ()).shown(), done)
-        for (file, line, text), done in json.loads(zlib.decompress(data))["touched"]
+        for (file, line, text), done in _said(data)["touched"]
         if any(done.values())
     ]
 
 
 @lru_cache(maxsize=512)
+def _said(data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(zlib.decompress(data))
+    return found
+
+
+@lru_cache(maxsize=512)
 def unpacked(data: bytes) -> tuple[Statement, ...]:
     """The statements that ran, in order."""
-    said = json.loads(zlib.decompress(data))
+    said = _said(data)
     places = said["places"]
     found = tuple(
         Statement(file, line, text, kind % GOES_ON, tuple(Told(*one) for one in values), kind >= GOES_ON)
         for (file, line, text), kind, values in ((places[number], kind, values) for number, kind, values in said["ran"])
     )
-    return (*found, Statement("", 0, "", CUT, ())) if said["cut"] else found
+    return (*found, Statement(*NO_PLACE, CUT, ())) if said["cut"] else found
 
 
 def last_word(name: str) -> str:

@@ -84,10 +84,9 @@ def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozen
     and so is what the second run does before it comes to where the first begins, such as its launch."""
     rows = [[(at, each) for at, each in enumerate(row) if each.file and not each.of_generator] for row in (one, other)]
     before: Statement | None = None
-    launched = _is_late(*rows)
-    if launched and not any(each.place == rows[0][0][1].place for _, each in rows[1]):
-        return  # nowhere does it run along
-    for number, (mine, its) in enumerate(zip_longest(rows[0], _from_the_same(*rows))):
+    along = _from_the_same(*rows)
+    launched = along is not rows[1]
+    for number, (mine, its) in enumerate(zip_longest(rows[0], along) if along is not None else ()):
         at = (mine[0] if mine else len(one), its[0] if its else len(other))
         if mine and its and mine[1].place == its[1].place:
             if launched and not number:
@@ -109,8 +108,9 @@ def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozen
         return
 
 
-def _from_the_same(one: _Rows, other: _Rows) -> _Rows:
-    """The second row from where it runs along with the first for longest, which it may come to late."""
+def _from_the_same(one: _Rows, other: _Rows) -> _Rows | None:
+    """The second row from where it runs along with the first for longest, which it may come to late; None where it
+    nowhere does. A row that does from its first statement on is given as it is."""
     if not one or not other or one[0][1].place == other[0][1].place:
         return other
 
@@ -119,12 +119,7 @@ def _from_the_same(one: _Rows, other: _Rows) -> _Rows:
         return next((at for at, (a, b) in enumerate(pairs) if a[1].place != b[1].place), len(other) - start)
 
     starts = [at for at, (_, each) in enumerate(other) if each.place == one[0][1].place]
-    return other[max(starts, key=lambda at: (along(at), at)) :] if starts else other
-
-
-def _is_late(one: _Rows, other: _Rows) -> bool:
-    """Whether the second row does something else before it comes to where the first begins."""
-    return bool(one and other) and one[0][1].place != other[0][1].place
+    return other[max(starts, key=lambda at: (along(at), at)) :] if starts else None
 
 
 def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[Statement]) -> Parting | None:
@@ -225,9 +220,7 @@ def followed(
     if one is None or other is None or one.statement.place != other.statement.place or depth == MOST_BACK:
         told = "; ".join(f"in {way} {setter.told()}" for way, setter in zip(ways, found, strict=True) if setter)
         return f" {told[0].upper()}{told[1:]}." if told else ""
-    rows = [
-        unpacked([*reversed(own)][setter.moment].ran[rank]) for own, setter in zip(moments, (one, other), strict=True)
-    ]
+    rows = [unpacked(own[-1 - each.moment].ran[rank]) for own, each in zip(moments, (one, other), strict=True)]
     begins = [_begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}

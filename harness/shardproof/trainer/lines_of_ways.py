@@ -15,6 +15,7 @@ from shardproof.trainer.lines import (
     ENDS,
     TENSOR,
     TOUCHES,
+    WRITTEN,
     OfRanks,
     Statement,
     last_word,
@@ -31,8 +32,8 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
     first rank; empty where none is known.
 
     Args:
-        what: `load` or `save`.
         wrong: names of plain values that are wrong, such as `schedule.last_epoch`. parameters: of parameters.
+        what: `load` or `save`.
     """
     if not ran:
         return ""
@@ -45,7 +46,7 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
                 told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
     lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
     for touch in touched(ran[rank]):
-        own = list(dict.fromkeys(name for name in touch.done.get("written", ()) if name in names))
+        own = list(dict.fromkeys(name for name in touch.done.get(WRITTEN, ()) if name in names))
         if own:
             lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
     if not lines:

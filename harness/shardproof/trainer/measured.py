@@ -20,7 +20,7 @@ from shardproof.trainer.arms import GIVEN, MEASURED
 from shardproof.trainer.collectives import OfRank, reduced
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.scaled import NEAR
-from shardproof.trainer.telling import one_or_many
+from shardproof.trainer.telling import one_or_many, times
 
 MOST_TOLD = 3
 
@@ -249,7 +249,7 @@ def portrait(
     first = ranks.get(0, NOTHING)
     lines = []
     if own := calls.get(0):
-        lines.append(f"data: rank 0 calls the model {_times(len(own))}, with {_rows(own)}")
+        lines.append(f"data: rank 0 calls the model {times(len(own))}, with {_rows(own)}")
     lines += [f"loss: {told}" for told in [_loss(calls)] if told]
     lines.append(f"order: {_in_order(first)}")
     lines.append(f"gradients: {_between(ranks) or NOT_MEASURED}")
@@ -392,10 +392,6 @@ def _number(value: Value) -> str:
 def _near(values: Iterable[float]) -> bool:
     every = [*values]
     return max(every) - min(every) <= NEAR * max(map(abs, every))
-
-
-def _times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def _each(weight: float, number: int) -> str:

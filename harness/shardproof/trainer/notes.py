@@ -85,9 +85,12 @@ def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
     return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
 
 
-def taken_for_counts(names: Sequence[str]) -> str:
-    """Whole numbers that two ways have in the ratio of the axis' values, as a count of micro-batches is."""
-    return f"not alike, by the ratio of the axis' two values, and taken for counts: {', '.join(names)}"
+def as_counts(names: Sequence[str]) -> str:
+    """A sentence on whole numbers that two ways have in the ratio of the axis' values."""
+    return (
+        f"{', '.join(names)}: apart by the ratio of the axis' two values, which is right of a count of micro-batches, "
+        "and wrong of a count of updates."
+    )
 
 
 def drawn_otherwise(keys: Iterable[tuple[str, str]]) -> str:

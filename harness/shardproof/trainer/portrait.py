@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines import touched
+from shardproof.trainer.lines import CHANGED, CLEARED, MADE, WRITTEN, touched
 from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
+from shardproof.trainer.telling import times
 
 MOST_LINES = 10
 """Statements of a step that a portrait names."""
 
-DOES = {"made": "makes", "changed": "changes", "cleared": "clears"}
+DOES = {MADE: "makes", CHANGED: "changes", CLEARED: "clears"}
 
 
 def portrayed(judging: Judging) -> list[str]:
@@ -80,10 +81,10 @@ def _done(done: Mapping[str, Sequence[str]]) -> str:
     told = []
     for what, names in done.items():
         each = list(dict.fromkeys(names))
-        times = {1: "", 2: ", twice"}.get(len(names) // len(each), f", {len(names) // len(each)} times")
-        if what == "written":
-            told.append(f"writes {each[0] if len(each) == 1 else f'{len(each)} parameters'}{times}")
+        often = f", {times(len(names) // len(each))}" if len(names) > len(each) else ""
+        if what == WRITTEN:
+            told.append(f"writes {each[0] if len(each) == 1 else f'{len(each)} parameters'}{often}")
         else:
             one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
-            told.append(f"{DOES[what]} {one}{times}")
+            told.append(f"{DOES[what]} {one}{often}")
     return " and ".join(told)

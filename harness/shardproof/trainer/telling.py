@@ -26,6 +26,11 @@ def one_or_many(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]},"
 
 
+def times(number: int, never: str = "never") -> str:
+    """How often something happens, in words."""
+    return {0: never, 1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def paragraphs(*texts: str) -> str:
     """Those of some texts that are not empty, each as a paragraph of an arm's sentence."""
     return "\n".join(filter(None, texts))

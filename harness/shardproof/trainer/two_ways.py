@@ -30,11 +30,11 @@ from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import (
+    as_counts,
     as_rounding,
     drawn_otherwise,
     of_one_way,
     rounding,
-    taken_for_counts,
     taken_for_settings,
 )
 from shardproof.trainer.portrait import side_by_side
@@ -125,9 +125,6 @@ def alike(judging: Judging, session: Session) -> None:
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
         return
-    counts = [apart_by_the_axis(judging, apart, each, _ratio((one, other))) for each in wrong]
-    if counts and all(counts):
-        wrong, notes = [], [*notes, taken_for_counts(counts)]
     first_step = next((op for op in session.ops if op.kind == "step"), None)
     if first_step and not wrong:
         ops = first_step.index, moments["step", first_step.iteration]
@@ -141,10 +138,12 @@ def alike(judging: Judging, session: Session) -> None:
         told = f"{wording.of_alike(wrong, one, other, farthest)} {wording.ROUNDS_ALONE}"
     elif wrong:
         told = _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
+        counts = [_by_the_axis(judging, apart, each, _ratio((one, other))) for each in wrong]
+        told = paragraphs(told, as_counts(counts) if all(counts) else "")
     judging.add(session.name, wrong, told, notes)
 
 
-def apart_by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:
+def _by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:
     """The name of a whole number of an object's own that is as often as large in one way as the axis' value is, like a
     count of micro-batches; empty of anything else."""
     name = difference.key.role, difference.key.fqn
@@ -231,8 +230,10 @@ def _lines(judging: Judging, session: Session, ops: tuple[int, int], names: tupl
     built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {}
              for each in (session, judging.whole)]  # fmt: skip
     ways = f"with {names[0]}", f"with {names[1]}"
-    step = of_two_ways(judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {}), ways)
-    return paragraphs(of_two_ways(built[0], built[1], ways, "of `build`"), step)
+    step = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
+    return judging.explained(
+        lambda: paragraphs(of_two_ways(built[0], built[1], ways, "of `build`"), of_two_ways(*step, ways))
+    )
 
 
 def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:

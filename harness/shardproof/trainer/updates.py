@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from shardproof.diff import as_numbers
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.every_mesh import Name, Values, of_every_mesh, without_rank
 from shardproof.trainer.rounding import PARAMS
-from shardproof.trainer.telling import one_or_many
+from shardproof.trainer.telling import one_or_many, times
+
+_times = partial(times, never="not at all")
 
 Way = tuple[Values, Values]
 """What a way has before a step and after it."""
@@ -97,8 +100,7 @@ def _of_groups(values: Values, setting: str) -> dict[str, str]:
 
 def _held(values: Values) -> set[str]:
     """The names of all parameters in param groups."""
-    groups = (value for (role, name), value in values.items() if role == SETTING and name.endswith(".params"))
-    return {without_rank(name) for value in groups for name in value.data.decode().split("\n") if name}
+    return set().union(*_groups(values)) - {""}
 
 
 def _moves(before: Values, after: Values) -> bool:
@@ -125,7 +127,3 @@ def _count(values: Values, name: Name) -> int | None:
         return int(number[1]) if number else None
     numbers = as_numbers(value).reshape(-1)
     return int(numbers[0]) if len(numbers) == 1 and numbers[0] == int(numbers[0]) else None
-
-
-def _times(number: int) -> str:
-    return {0: "not at all", 1: "once", 2: "twice"}.get(number, f"{number} times")

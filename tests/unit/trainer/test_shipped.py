@@ -23,7 +23,7 @@ from shardproof.trainer.system import register
 from tests.paths import PYTHONPATH, ROOT
 
 SHIPPED = sorted((ROOT / "scenarios/trainers").glob("*.py"))
-QUICK = {"ddp_zero": "optimizer=sgd"}
+QUICK = {"ddp_zero": "optimizer=sgd", "fsdp1": "kind=sharded"}
 """Trainers that need no package but torch, and a cell of theirs that takes seconds."""
 
 DEFECTS = [
@@ -86,7 +86,7 @@ def verdicts(folder: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", ["ddp_zero", pytest.param("fsdp1", marks=pytest.mark.nightly)])
 def test_a_cell_of_a_shipped_trainer_passes(name: str, tmp_path: Path) -> None:
     file, (axis, value) = ROOT / f"scenarios/trainers/{name}.py", QUICK[name].split("=")
     cell = {other: texts[0] for other, texts in described(str(file)).axes.items()} | {axis: value}

@@ -104,6 +104,7 @@ def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
         (only("used", "load", MOMENT, plus), "used", "left with something of its own: exp_avg of w differs"),
         (only("used", "step", PARAM, plus, 3), "used", "left with something of its own: "),
         (only("resumed", "save", MOMENT, plus), "again", "What is saved right after a load is not what was loaded"),
+        (only("resumed", "save", MOMENT, plus), "unsaved", "Saving changed exp_avg w from "),
         (only("other mesh 4", "load", PARAM, plus), "other mesh 4", "Loaded on mesh 4, param of w differs"),
         (only("other mesh 1", "load", COUNT, gone), "other mesh 1", "step of w is not there."),
         (only("altered lr", "load", LR, lambda _: "0.1"), "altered lr", "The run's lr is declared to win, and the "),
@@ -636,11 +637,14 @@ def test_a_load_that_does_nothing_is_a_failure_and_no_doubt(folder: Path) -> Non
     assert next(arm for arm in found["arms"] if arm["name"] == "cold")["verdict"] == "pass"
 
 
-def test_an_explanation_that_raises_takes_no_verdict_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("explains", ["judging.mechanism", "judge.of_setting"])
+def test_an_explanation_that_raises_takes_no_verdict_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, explains: str
+) -> None:
     def raises(*_: object) -> str:
         raise ValueError("nothing to join")
 
-    monkeypatch.setattr("shardproof.trainer.judging.mechanism", raises)
+    monkeypatch.setattr(f"shardproof.trainer.{explains}", raises)
     trainer = registered(folder, DATA % "run")
     scenario = scenario_of(trainer, {"mesh": "2"}, program="arms 2 2 resumed")
     found = failed(Simulation(scenario, only("resumed", "load", PARAM, plus)).judged(folder))

@@ -75,7 +75,7 @@ class Rank:
     built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
     after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
     named: what of it no attribute is, or not by this name. tied: pairs of names of what must be one parameter.
-    parameters: of modules, by identity, as they were found latest.
+    parameters: of modules, by identity, as they were found latest; of_modules: how each is had while lines run.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -97,6 +97,7 @@ class Rank:
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
         self.ran = Ran(self._known)
         self.parameters: dict[int, Held] = {}
+        self.of_modules: dict[int, Callable[[], torch.Tensor | None]] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
 
@@ -145,8 +146,7 @@ class Rank:
 
     def _known(self) -> dict[int, Callable[[], torch.Tensor | None]]:
         """The parameters that are known so far, of modules and of optimizers, by identity."""
-        of_modules = {key: partial(getattr, held, "local") for key, held in self.parameters.items()}
-        return {**of_modules, **self.measured.known()}
+        return {**self.of_modules, **self.measured.known()}
 
     def _take(self, op: Op) -> None:
         """Keep what is there after an update in the midst of `fit`."""
@@ -267,6 +267,7 @@ class Rank:
                       self.named, own_folders(self.built, self.context.directory))  # fmt: skip
         yield from state.records(op)
         self.parameters = state.parameters
+        self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)

@@ -8,14 +8,14 @@ from types import FrameType
 
 import torch
 
-_OURS = str(Path(__file__).parents[2])
-_TORCH = str(Path(torch.__file__).parent)
+OURS = f"{Path(__file__).parents[2]}/"
+TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def innermost(places: Iterable[tuple[str, int]]) -> str:
     """File and line of the first place, from the innermost, that is neither torch's nor ours; empty where none is."""
     for name, line in places:
-        if not name.startswith((_TORCH, _OURS, "<")):
+        if not name.startswith((TORCH, OURS, "<")):
             return f"{Path(name).name}:{line}"
     return ""
 

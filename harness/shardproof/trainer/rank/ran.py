@@ -30,7 +30,17 @@ from torch.distributed.tensor import DTensor
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
-from shardproof.trainer.lines import BEGINS, ENDS, GOES_ON, TOUCHES
+from shardproof.trainer.lines import (
+    BEGINS,
+    CHANGED,
+    CLEARED,
+    ENDS,
+    GOES_ON,
+    MADE,
+    NO_PLACE,
+    TOUCHES,
+    WRITTEN,
+)  # fmt: skip
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, digest, looked_up, told
 from shardproof.trainer.rank.statements import Statement, own_statements
 
@@ -52,12 +62,6 @@ _DYNAMO = torch._C._dynamo.eval_frame
 
 Place = tuple[str, int, str]
 """The file of a statement, its first line, and that line's text."""
-
-NO_PLACE: Place = ("", 0, "")
-"""Stands in front of the first statement of an operation, with what parameters are then."""
-
-WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
-"""What becomes of a parameter; of a gradient that was not there, that was, and that goes."""
 
 _Seen = tuple[object, object]
 """By what a parameter and its gradient are told from what they are when they change."""
@@ -160,11 +164,11 @@ class Ran:
 
     def look(self) -> None:
         """Tell what became of parameters since the latest look, as done by the statement that ran."""
-        now = self._seen()
+        before, self.last = self.last, self._seen()
+        now = self.last
         place = next((each.place for each in reversed(self.stack) if each.place), None)
-        if place and now != self.last:
+        if place and now != before:
             done = self.touched.setdefault(place, {})
-            before, self.last = self.last, now
             told = [(what, self._digest_of(at), 0) for at, what in enumerate(("parameters", "gradients"))
                     if any(seen[at] not in (None, before.get(key, seen)[at]) for key, seen in now.items())]  # fmt: skip
             self.told += [(place, TOUCHES, told)] if told else []
@@ -175,7 +179,6 @@ class Ran:
                 if gradient != was[1]:
                     what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED
                     done.setdefault(what, []).append(key)
-        self.last = now
 
     def _digest_of(self, at: int) -> str:
         """A digest of all parameters that were seen last, or of all of their gradients. at: 0 or 1."""

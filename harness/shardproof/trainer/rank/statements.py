@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path as FilePath
 
-import torch
+from shardproof.trainer.rank.lines import OURS, TORCH
 
 Path = ast.Name | ast.Attribute | ast.Subscript
 
@@ -39,7 +39,7 @@ def statements_of(text: str) -> dict[int, Statement]:
     Raises:
         SyntaxError, ValueError: the text is no Python.
     """
-    lines, found = text.splitlines(), dict[int, Statement]()
+    lines, found = text.split("\n"), dict[int, Statement]()
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
@@ -53,14 +53,18 @@ def statements_of(text: str) -> dict[int, Statement]:
     return found
 
 
+_INSIDE = (ast.stmt, ast.ExceptHandler, ast.match_case)
+"""Kinds of nodes that are, or hold, statements of their own."""
+
+
 def _is_compound(node: ast.stmt) -> bool:
-    return any(isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) for child in ast.iter_child_nodes(node))
+    return any(isinstance(child, _INSIDE) for child in ast.iter_child_nodes(node))
 
 
 def _parts(node: ast.stmt) -> Iterator[ast.AST]:
     """What belongs to a statement itself, and to no statement inside it."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+        if not isinstance(child, _INSIDE):
             yield child
 
 
@@ -120,10 +124,7 @@ def _is_path(node: ast.AST) -> bool:
     return False
 
 
-_FOREIGN = (
-    str(FilePath(__file__).parents[2]), str(FilePath(torch.__file__).parent), sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"), sysconfig.get_path("platlib"),
-)  # fmt: skip
+_FOREIGN = (OURS, TORCH, *(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "purelib", "platlib")))
 
 
 @cache
@@ -132,7 +133,7 @@ def own_statements(name: str) -> dict[int, Statement]:
     if name[:1] == "<" or name.startswith(_FOREIGN) or any(_is_installed(name, folder) for folder in sys.path):
         return {}
     try:
-        return statements_of(FilePath(name).read_text())
+        return statements_of(FilePath(name).read_text("utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return {}
 

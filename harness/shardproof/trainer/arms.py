@@ -58,13 +58,15 @@ FIRST, SECOND, AGAIN, ANEW, LATER = 0, 1, 2, 3, 4
 """Numbers of checkpoints: of the uninterrupted session, of its repetition, of what is saved again after a load, of the
 folder that `used` writes and loads, and then once more, and of what a resumed run saves after its first step."""
 
-NOTE, TOLD, TIED, CALLS, GIVEN, GRADIENTS, SHARED, PLAIN, COLLECTIVES, MEASURED, RAN = NO_STATE = (
+NOTE, TOLD, TIED, CALLS, GIVEN, GRADIENTS, SHARED, PLAIN, COLLECTIVES, MEASURED, RAN, STATE_CALLS = NO_STATE = (
     "note", "told", "tied", "calls", "given", "gradients", "shared", "plain", "collectives", "measured", "ran",
+    "state calls",
 )  # fmt: skip
 """Roles of what ranks say beside the state, which is no state: sentences for the reader, and what the twin needs, both
 of rank 0; whether two names are one parameter; what modules came to in a step; what models were given in it; what
 optimizers had of each parameter when they stepped; which parameters have several names; plain numbers, of rank 0; which
-collectives a rank took part in; what a step did to gradients; which statements of its own files ran."""
+collectives a rank took part in; what a step did to gradients; which statements of its own files ran; which objects were
+asked for their state, or given one."""
 
 ONE, TWO, NOT_HERE = "one", "two", "not here"
 """What a rank has under two names that must be one parameter; `not here` where it has not both of them."""

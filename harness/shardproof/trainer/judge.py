@@ -75,6 +75,7 @@ from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.portrait import end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
+from shardproof.trainer.state_calls import joined, not_opened, whose_state
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
@@ -287,7 +288,8 @@ class Judge(Judging):
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
         lines = line_by_line(self, resumed, self.whole, found, ("the run without a break", "the resumed one"))
         loading = self._loading(load, found) if at_load else ""
-        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), loading, lines)
+        whose = self.explained(lambda: self._whose_state(resumed, found, at_load=at_load)) if found else ""
+        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), whose, loading, lines)
         tried = self.scenario.program != ARMS
         early = "" if found or not self.loads_data else (
             first_epoch_alone(self.samples_of_steps, self.before - 1, tried=tried)
@@ -301,6 +303,16 @@ class Judge(Judging):
     def _loading(self, load: int, found: list[Difference]) -> str:
         """Which of the trainer's own lines set, in a load, what is wrong right after it."""
         return "" if self.save_changes else self._setting(load, found, "load")
+
+    def _whose_state(self, resumed: Session, found: list[Difference], *, at_load: bool) -> str:
+        """Whose state was saved and loaded, and which files were not opened, where that may be the mistake."""
+        steps, save, load = (
+            joined(self.state_calls.get(op.index, {}) for op in session.ops if op.kind in kinds and op.index <= last)
+            for session, kinds, last in ((self.whole, ("step",), self.saved), (self.whole, ("save",), self.saved),
+                                         (resumed, ("load",), resumed.ops[-1].index))
+        )  # fmt: skip
+        told = whose_state(steps, save, load, found, at_load=at_load)
+        return " ".join(filter(None, (told, not_opened(load, self.directory / f"checkpoint{arms.FIRST}"))))
 
     def _setting(self, op: int, found: list[Difference], what: str) -> str:
         """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""

@@ -50,6 +50,8 @@ from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of
 from shardproof.trainer.rounding import PARAMS, At, rounded
 from shardproof.trainer.samples import Samples, samples_by_op
 from shardproof.trainer.shared import Names, shared_by_op
+from shardproof.trainer.state_calls import OfRanks as CallsOfRanks
+from shardproof.trainer.state_calls import state_calls_by_op
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
@@ -72,6 +74,7 @@ class Judging:
     copies: what ranks have differently where they first do. collectives: operation → rank → what it took part in.
     samples: operation → what the loss made of each sample. model_calls: → rank → the calls of its model.
     measured: operation → rank → what it did to gradients. ran: → which of the trainer's statements ran.
+    state_calls: → whose state was asked for or given.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -98,6 +101,7 @@ class Judging:
     model_calls: Mapping[int, Mapping[int, Sequence[Call]]]
     measured: Mapping[int, Mapping[int, OfStep]]
     ran: Mapping[int, RanOfRanks]
+    state_calls: Mapping[int, CallsOfRanks]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -128,7 +132,7 @@ class Judging:
             elements_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
             collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
-            ran_by_op(records),
+            ran_by_op(records), state_calls_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

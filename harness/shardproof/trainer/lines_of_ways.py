@@ -61,6 +61,7 @@ MOST_LINES = 8
 
 _TELLING = re.compile(
     r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
+    r"|\b(shuffle|permutation|randperm|randint|choices?|sample|seed|manual_seed|set_epoch)\("
 )
 _HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "try", "assert ")
 _JUMPS = ("continue", "break")
@@ -88,15 +89,34 @@ def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str 
         mine, its = (way.get(place, []) for way in ways)
         said = _not_alike(mine, its, names, numbers=numbers)
         if said and (numbers or said[0] < 2):  # in a run that goes on elsewhere, much runs that is right
-            behind = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
-            chosen = behind is not None and (behind.file, behind.line) in ways[0].keys() & ways[1].keys()
-            after = f", behind {behind.shown()}" if behind and chosen else ""
-            told.append((said[0], f"{(mine or its)[0].shown()} {said[1]}{after}"))
+            head = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
+            chosen = [way.get((head.file, head.line), []) for way in ways] if head else []
+            after, asked_for = _behind(head, chosen, names) if head and all(chosen) else ("", False)
+            told.append((said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}{after}"))
     if not told:
         return ""
     lines = [line for _, line in sorted(told, key=lambda each: each[0])]
     more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
     return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
+
+
+def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple[str, str]) -> tuple[str, bool]:
+    """What is said of the `if` or loop behind which a statement runs in one way alone, and whether it asks for the
+    setting that the ways are told apart by, so that the statement is there to run in one way.
+
+    Args:
+        chosen: what ran of the head in either way.
+    """
+    for path in dict.fromkeys(told.path for one in chosen[0] if one.kind == BEGINS for told in one.values):
+        mine, its = (_texts(ran, BEGINS, path) for ran in chosen)
+        if not path.startswith(BEHIND) and mine and its and mine != its and not _digests([*mine, *its]):
+            values = f"`{path}` is {_few(mine)} {names[0]} and {_few(its)} {names[1]}"
+            fixed = len(mine) == len(its) == 1 and not (_is_number(mine[0]) and _is_number(its[0]))
+            setting = all(
+                text.strip("'") == name.partition("=")[2] for (text, *_), name in zip((mine, its), names, strict=True)
+            )
+            return f", behind {head.shown()}, where {values}", fixed or setting
+    return f", behind {head.shown()}", False
 
 
 def _heads(row: Sequence[Statement]) -> dict[tuple[str, int], Statement]:
@@ -145,15 +165,39 @@ def _not_alike(
         return often, f"runs {_times(counts[0])} {names[0]} and {_times(counts[1])} {names[1]}"
     if not numbers:
         return None
+    if counts[0] == counts[1] and (said := _other_tensors(mine, its, names)):
+        return said
     of_tensors = any(not told.is_plain or told.text.startswith(TENSOR) for one in mine for told in one.values)
     for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
         if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
             continue
-        paths = (told.path for one in mine if one.kind == kind for told in one.values)
-        for path in dict.fromkeys(path for path in paths if not path.startswith(BEHIND)):
+        for path in _paths(mine, kind):
             first, second = (_numbers(ran, kind, path) for ran in (mine, its))
             if first and second and set(first) != set(second):
                 return 2, f"{verb} `{path}` = {_few(first)} {names[0]} and {_few(second)} {names[1]}"
+    return None
+
+
+def _other_tensors(
+    mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]
+) -> tuple[int, str] | None:
+    """That a statement makes tensors of another dtype in two ways, or others of what is the same."""
+    for path in _paths(mine, ENDS):
+        kinds = [dict.fromkeys(filter(None, map(_dtype, _texts(ran, ENDS, path)))) for ran in (mine, its)]
+        if all(kinds) and kinds[0] != kinds[1]:
+            return 0, f"makes `{path}` in {', '.join(kinds[0])} {names[0]} and in {', '.join(kinds[1])} {names[1]}"
+    reads = [
+        {(told.path, told.text) for one in ran if one.kind == BEGINS for told in one.values} for ran in (mine, its)
+    ]
+    if not reads[0] or reads[0] != reads[1]:
+        return None
+    for path in _paths(mine, ENDS):
+        made = [_texts(ran, ENDS, path) for ran in (mine, its)]
+        if all(made) and set(made[0]) != set(made[1]) and all(map(_dtype, (*made[0], *made[1]))):
+            return (
+                1,
+                f"makes another `{path}` {names[0]} than {names[1]}, out of what is alike as far as it is looked at",
+            )
     return None
 
 
@@ -164,7 +208,9 @@ def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None
     writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
     said = f"{'holds' if _is_jump(ran[0]) else 'runs'} {name} alone"
     values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
+    kinds = [(told.path, kind) for one in ran if one.kind == ENDS for told in one.values if (kind := _dtype(told.text))]
     made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
+    made = made or (f", and makes `{kinds[0][0]}` in {kinds[0][1]}" if kinds else "")
     telling = writes or _TELLING.search(ran[0].text) or _is_jump(ran[0])
     return (0 if telling else 2), f"{said}{made}"
 
@@ -176,8 +222,29 @@ def _is_jump(statement: Statement) -> bool:
 
 def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
     """The plain numbers that some statements read or made under a path; none where a text is among them."""
-    texts = dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path)
-    return list(texts) if all(map(_is_number, texts)) else []
+    texts = _texts(ran, kind, path)
+    return texts if all(map(_is_number, texts)) else []
+
+
+def _texts(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
+    """What some statements read or made under a path, each once."""
+    return list(dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path))
+
+
+def _paths(ran: Sequence[Statement], kind: int) -> list[str]:
+    """What some statements name that they read or made."""
+    paths = dict.fromkeys(told.path for one in ran if one.kind == kind for told in one.values)
+    return [path for path in paths if not path.startswith(BEHIND)]
+
+
+def _dtype(text: str) -> str:
+    """The dtype of a tensor that is told by a digest; empty of anything else."""
+    found = re.match(r"([a-z]+[0-9]+[a-z0-9_]*) \(", text)
+    return found[1] if found else ""
+
+
+def _digests(texts: Iterable[str]) -> bool:
+    return any(map(_dtype, texts)) or any("… " in text for text in texts)
 
 
 def _is_number(text: str) -> bool:

@@ -67,6 +67,7 @@ from shardproof.trainer.rank.measured import Measured, called
 from shardproof.trainer.rank.pieces import Held
 from shardproof.trainer.rank.plain import numbers_of
 from shardproof.trainer.rank.ran import Ran
+from shardproof.trainer.rank.state_calls import StateCalls
 
 
 class Rank:
@@ -95,7 +96,8 @@ class Rank:
         self.calls = Calls() if self.described.alike else None
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
-        self.ran = Ran(self._known)
+        self.state_calls = StateCalls(context.directory)
+        self.ran = Ran(self._known, self.state_calls)
         self.parameters: dict[int, Held] = {}
         self.of_modules: dict[int, Callable[[], torch.Tensor | None]] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
@@ -131,7 +133,7 @@ class Rank:
         files = files_of(folder)
         self.left_as_it_is = self.files.get(op.checkpoint) == files
         self.files[op.checkpoint] = files
-        with self.loaded_keys.watched():
+        with self.loaded_keys.watched(), self.state_calls.reading():
             self._call(lambda: self.trainer.load(folder))
 
     def fit(self, op: Op) -> None:
@@ -283,6 +285,7 @@ class Rank:
         if self.ran.told:
             names = {key: called(held) for key, held in state.parameters.items()}
             yield self.ran.record(op, self.context.rank, names)
+            yield self.state_calls.record(op, self.context.rank, state.met, self.trainer)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
             data = json.dumps(sorted(told)).encode()

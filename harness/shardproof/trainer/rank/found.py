@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from shardproof.observe.logical import Value
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.every_mesh import passes
 from shardproof.trainer.rank import kinds, random_states
+from shardproof.trainer.rank.item import Item
 from shardproof.trainer.rank.leaves import leaf_records, leaves
 from shardproof.trainer.rank.modules import Modules, clean, topmost
 from shardproof.trainer.rank.optimizers import Optimizer, as_one, taken_by
@@ -72,20 +72,6 @@ def alone(kind: str, paths: tuple[str, ...]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Item:
-    """One line for the reader: what was found, or could not be read.
-
-    * name: the path from the trainer's attributes, such as `optimizer.optimizer`.
-    * kind: module, optimizer, scheduler, scaler, generator, loader, stateful, tensor, value or owner.
-    * detail: what it is, such as `AdamW, 2 groups`; of what could not be read, why, and what to do.
-    """
-
-    name: str
-    kind: str
-    detail: str
-
-
 class State:
     """What a trainer's `state()` holds on this rank: what was found, what could not be read, and the optimizers, by the
     latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too. local: patterns of
@@ -109,6 +95,11 @@ class State:
     @property
     def hidden(self) -> list[Item]:
         return self._seen.hidden
+
+    @property
+    def met(self) -> list[Met]:
+        """Everything that hangs on the trainer, in the order of the walk."""
+        return self._seen.way.met
 
     @property
     def parameters(self) -> dict[int, Held]:

@@ -42,6 +42,7 @@ from shardproof.trainer.lines import (
     WRITTEN,
 )  # fmt: skip
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, digest, looked_up, told
+from shardproof.trainer.rank.state_calls import NAMES, StateCalls
 from shardproof.trainer.rank.statements import Statement, own_statements
 
 MOST = 800
@@ -77,10 +78,15 @@ class Ran:
     A value is [path, text, owner], where an owner is a number for the frame or the object that has the last name of a
     path. begun: how many statements. cut: whether later ones were not looked at. touched: place of a statement → what
     became of parameters and their gradients while it ran, and of which, by identity. parameters: those to look at.
+    state_calls: is told of calls that ask for a state, or give one.
     """
 
-    def __init__(self, parameters: Callable[[], Mapping[int, Callable[[], torch.Tensor | None]]] = dict) -> None:
-        self.parameters = parameters
+    def __init__(
+        self,
+        parameters: Callable[[], Mapping[int, Callable[[], torch.Tensor | None]]] = dict,
+        state_calls: StateCalls | None = None,
+    ) -> None:
+        self.parameters, self.state_calls = parameters, state_calls
         self.touched: dict[Place, dict[str, list[int]]] = {}
         self.stack = list[_InFrame]()
         self.last = dict[int, _Seen]()
@@ -135,6 +141,8 @@ class Ran:
     def called(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
         """What Python calls whenever a function is called."""
         code = frame.f_code
+        if code.co_name in NAMES and self.state_calls:
+            self.state_calls.called(frame)
         if self.cut or code.co_filename in self.foreign or (code.co_name[:1] == "<" and code.co_name != LAMBDA):
             return None
         compiles = _DYNAMO.set_eval_frame(None)
@@ -160,6 +168,8 @@ class Ran:
     def end(self) -> None:
         """Look at no further statement of this operation."""
         self.cut = True
+        if self.state_calls:
+            self.state_calls.cut()
         sys.settrace(None)
 
     def look(self) -> None:

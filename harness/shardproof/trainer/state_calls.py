@@ -1,0 +1,190 @@
+"""Whose `state_dict` a save asks for and to whom a load gives one, beside what hangs on the trainer and what steps; and
+which files of a checkpoint a load does not open.
+
+*Verifies*: that the methods were called so, and that no code of Python's opened such a file. *Does not verify*: that
+nothing else saves or restores the same, as by reading `param_groups` or assigning to an attribute.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from shardproof.diff import Difference
+from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.arms import STATE_CALLS
+from shardproof.trainer.every_mesh import BESIDE
+
+ASKED, GIVEN, STEPPED = "asked", "given", "stepped"
+
+MODULE, OPTIMIZER, SCHEDULER, SCALER = "module", "optimizer", "scheduler", "scaler"
+"""Kinds of objects, as a look at a trainer tells them."""
+
+_NATIVE = {".safetensors", ".h5", ".hdf5", ".parquet", ".arrow", ".so", ".zarr"}
+"""Endings of files that are read by code which is not Python's."""
+
+MOST_FILES = 3
+
+
+class Owner(NamedTuple):
+    """What a method was called of. path: where it hangs on the trainer after the operation; empty where it does not.
+    class_name, kind: what it is. number: by which it is known in the operations of a session; 0 if it is not."""
+
+    path: str
+    class_name: str
+    kind: str
+    number: int
+
+    def told(self) -> str:
+        """As a sentence has it."""
+        return f"`{self.path}` ({self.class_name})" if self.path else f"{_a(self.class_name)} {NOT_THERE}"
+
+
+NOT_THERE = "that is not found on the trainer afterwards"
+
+
+class Calls(NamedTuple):
+    """Of one or several operations. there: the optimizers, schedulers and scalers on the trainer after the latest.
+    opened: files, below the folder in which the checkpoints lie. cut: whether some calls were not seen."""
+
+    asked: tuple[Owner, ...] = ()
+    given: tuple[Owner, ...] = ()
+    stepped: tuple[Owner, ...] = ()
+    there: tuple[Owner, ...] = ()
+    opened: frozenset[str] = frozenset()
+    cut: bool = False
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """What a rank recorded."""
+        said = json.loads(data)
+        asked, given, stepped = (
+            tuple(Owner(*one) for one in said["calls"].get(what, ())) for what in (ASKED, GIVEN, STEPPED)
+        )
+        there = tuple(Owner(*one) for one in said["there"])
+        return cls(asked, given, stepped, there, frozenset(said["opened"]), said["cut"])
+
+    def beside(self, other: Calls) -> Calls:
+        """Both together, of another rank or a later operation."""
+        asked, given, stepped = (
+            tuple(dict.fromkeys((*mine, *its))) for mine, its in zip(self[:3], other[:3], strict=True)
+        )
+        there = other.there or self.there
+        return Calls(asked, given, stepped, there, self.opened | other.opened, self.cut or other.cut)
+
+
+OfRanks = Mapping[int, Calls]
+"""Rank → its calls in an operation."""
+
+
+def state_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Calls]]:
+    """Operation → rank → whose state was asked for or given."""
+    found: dict[int, dict[int, Calls]] = {}
+    for record in records:
+        if record.role == STATE_CALLS:
+            found.setdefault(record.op, {})[record.rank] = Calls.of(record.data)
+    return found
+
+
+def joined(calls: Iterable[OfRanks]) -> Calls:
+    """Those of all ranks in some operations, in turn."""
+    found = Calls()
+    for ranks in calls:
+        for rank in sorted(ranks):
+            found = found.beside(ranks[rank])
+    return found
+
+
+def whose_state(steps: Calls, save: Calls, load: Calls, found: Sequence[Difference], *, at_load: bool) -> str:
+    """What of the save and the load fits to what is wrong in a resumed run; empty where nothing is out of the way.
+
+    Args:
+        steps, save: of the run that saves. load: of the one that is resumed. found: what is wrong there. at_load:
+            whether it is right after the load.
+    """
+    if steps.cut or save.cut or load.cut or not (save.asked or load.given):
+        return ""
+    told = list[str]()
+    for kind in dict.fromkeys(kind for one in found if (kind := _kind_of(one))):
+        asked, given, there = (_of(kind, calls) for calls in (save.asked, load.given, save.there))
+        told += _into_nothing(given, _of(kind, load.there))
+        told += _never_stepped(asked, steps.stepped) if kind == OPTIMIZER else []
+        if not at_load or told:
+            continue
+        paths = {one.path for one in given}
+        lacking = [one for one in asked if one.path and one.path not in paths]
+        if lacking and len({one.path for one in given} & {one.path for one in asked}) == len(given):
+            told.append(f"`save` asks {_all(lacking)} for a `state_dict`, and `load` gives none to {_it(lacking)}")
+        elif there and not asked and not given:
+            others = [one for one in save.asked if one.path]
+            alone = f", but {_all(others)} alone" if others else ""
+            told.append(f"`save` does not ask {_all(there)} for a `state_dict`{alone}")
+    return f"{_capital('; '.join(told))}." if told else ""
+
+
+def _into_nothing(given: Sequence[Owner], there: Sequence[Owner]) -> list[str]:
+    """That a load gives a state to what does not hang on the trainer, while another one of the same class does, to
+    which it gives none."""
+    into = [one for one in given if not one.path]
+    paths = {one.path for one in given}
+    lacking = [one for one in there if one.path not in paths and one.class_name in {each.class_name for each in into}]
+    if not into or not lacking:
+        return []
+    return [f"`load` gives a `state_dict` to {_all(into)}, and none to {_all(lacking)}, which is"]
+
+
+def _never_stepped(asked: Sequence[Owner], stepped: Sequence[Owner]) -> list[str]:
+    """That a save asks an optimizer which has not stepped, where another one has that it does not ask."""
+    numbers = {one.number for one in stepped}
+    idle = [one for one in asked if one.number not in numbers and one.number]
+    steps = [one for one in stepped if one.number not in {each.number for each in asked} and one.number]
+    if not idle or not steps or any(one.number in numbers for one in asked):
+        return []
+    told = f"`save` asks {_all(idle)} for a `state_dict`, which has not stepped; what steps is {_all(steps)}"
+    return [f"{told}, another object, which it does not ask"]
+
+
+def not_opened(load: Calls, folder: Path) -> str:
+    """The files of a checkpoint that a load does not open; empty where it opens all or, as far as is known, none."""
+    prefix = f"{folder.name}/"
+    opened = {path.removeprefix(prefix) for path in load.opened if path.startswith(prefix)}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in _NATIVE)
+    left = [name for name in (str(path.relative_to(folder)) for path in files) if name not in opened]
+    if not opened or not left:
+        return ""
+    more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
+    return f"Of the checkpoint's files `load` does not open {', '.join(left[:MOST_FILES])}{more}."
+
+
+def _kind_of(difference: Difference) -> str:
+    """The kind of objects that hold what differs; empty of what hangs elsewhere."""
+    role = difference.key.role
+    if role in (SCHEDULER, SCALER):
+        return role
+    if role in BESIDE or role in (SETTING, "step"):
+        return OPTIMIZER
+    return MODULE if role in ("param", "buffer") else ""
+
+
+def _of(kind: str, owners: Iterable[Owner]) -> list[Owner]:
+    return [one for one in owners if one.kind == kind]
+
+
+def _all(owners: Sequence[Owner]) -> str:
+    texts = list(dict.fromkeys(one.told() for one in owners))
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _it(owners: Sequence[Owner]) -> str:
+    return "it" if len(owners) == 1 else "them"
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[:1] in "AEIOU" else f"a {name}"
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"

@@ -312,7 +312,8 @@ class Judge(Judging):
                                          (resumed, ("load",), resumed.ops[-1].index))
         )  # fmt: skip
         told = whose_state(steps, save, load, found, at_load=at_load)
-        return " ".join(filter(None, (told, not_opened(load, self.directory / f"checkpoint{arms.FIRST}"))))
+        left = not_opened(load, self.directory / f"checkpoint{arms.FIRST}") if at_load and not self.save_changes else ""
+        return " ".join(filter(None, (told, left)))
 
     def _setting(self, op: int, found: list[Difference], what: str) -> str:
         """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""

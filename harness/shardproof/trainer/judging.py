@@ -37,8 +37,8 @@ from shardproof.trainer.given import (
 )
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.lines import OfRanks as RanOfRanks
-from shardproof.trainer.lines import ran_by_op
-from shardproof.trainer.lines_apart import of_ranks
+from shardproof.trainer.lines import ran_by_op, unevenly_reduced
+from shardproof.trainer.lines_apart import left_alone, of_ranks, touched_by_ranks
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
@@ -210,13 +210,21 @@ class Judging:
         """Why ranks may have a parameter differently, by what the first step made that parts them."""
         key = wording.first_problem(self.problems).key
         before, value = self.at(key.op - 1), self.at(key.op).get((key.role, key.fqn))
-        lines = self.explained(lambda: of_ranks(self.ran.get(key.op, {})))
+        ran = self.ran.get(key.op, {})
+        lines = self.explained(lambda: self._lines_of_ranks(ran, key.op))
         if one := apart(self.copies, before, self.at(key.op)):
             return paragraphs(one.told(), lines)
         numbers = prod(value.shape) if value else 0
         reduced = not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else ""
         why = wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
         return paragraphs(why, lines)
+
+    def _lines_of_ranks(self, ran: RanOfRanks, op: int) -> str:
+        """What lines say of ranks that disagree after an operation."""
+        wrong = {problem.key.fqn for problem in self.problems if problem.key.op == op and problem.key.role == PARAMS}
+        alone = left_alone(ran[0], wrong) if 0 in ran else ""
+        uneven = unevenly_reduced(ran[0]) if 0 in ran else ""
+        return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, uneven)
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""

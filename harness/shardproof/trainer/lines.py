@@ -102,19 +102,48 @@ def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
 
 class Touch(NamedTuple):
     """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
-    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done."""
+    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done.
+    reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs."""
 
     place: str
     done: Mapping[str, Sequence[str]]
+    reduced: Sequence[int] = ()
 
 
 def touched(data: bytes) -> list[Touch]:
-    """The statements that touched parameters or gradients, in the order of their first time."""
+    """The statements that touched parameters or gradients, in the order of their first time, and then those that took
+    part in reductions alone."""
+    said = _said(data)
+    done = {(file, line, text): done for (file, line, text), done in said["touched"] if any(done.values())}
+    often = {(file, line, text): often for (file, line, text), often in said["reduced"]}
     return [
-        Touch(Statement(file, line, text, TOUCHES, ()).shown(), done)
-        for (file, line, text), done in _said(data)["touched"]
-        if any(done.values())
+        Touch(Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()))
+        for place in dict.fromkeys((*done, *often))
     ]
+
+
+def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
+    """File and line of a statement → in how many reductions a rank takes part, for each time that it runs."""
+    return {(file, line): often for (file, line, _), often in _said(data)["reduced"]}
+
+
+def unevenly_reduced(data: bytes) -> str:
+    """A sentence about statements that take part in more reductions one time than another; empty where none does."""
+    uneven = [touch for touch in touched(data) if len({*touch.reduced}) > 1]
+    told = "; ".join(f"{touch.place} takes part in {reductions_told(touch.reduced)}" for touch in uneven)
+    return f"Of the lines of this step, on rank 0: {told}." if told else ""
+
+
+MOST_TIMES = 8
+"""Of the times that a statement runs, for how many a sentence says in how many reductions."""
+
+
+def reductions_told(often: Sequence[int]) -> str:
+    """In how many reductions a statement takes part in, each time that it runs."""
+    if len({*often}) == 1:
+        return f"{often[0]} reduction{'s' * (often[0] != 1)}{' each time' if len(often) > 1 else ''}"
+    more = ", …" if len(often) > MOST_TIMES else ""
+    return f"{', '.join(map(str, often[:MOST_TIMES]))}{more} reductions, in turn"
 
 
 @lru_cache(maxsize=512)

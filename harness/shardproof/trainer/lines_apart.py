@@ -11,23 +11,30 @@ is the statement that has to change.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
+    CHANGED,
     CUT,
     ENDS,
     TOUCHES,
+    WRITTEN,
     Moment,
     Name,
     OfRanks,
     Statement,
     Told,
+    Touch,
     last_word,
+    touched,
     unpacked,
+)
+from shardproof.trainer.lines import (
+    MADE as GRADIENT_MADE,
 )
 
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
@@ -155,6 +162,54 @@ def of_ranks(ran: OfRanks) -> str:
             ways = f"rank {first}", f"rank {rank}"
             return f"Line by line, ranks part{behind}: {_goes(turn, ways)}."
     return ""
+
+
+MOST_PLACES = 3
+"""Statements that a sentence names which ranks do not have in common, or which leave some parameters alone."""
+
+_WRITES = {WRITTEN: "writes", CHANGED: "changes the gradient of", GRADIENT_MADE: "makes the gradient of"}
+
+
+def touched_by_ranks(ran: OfRanks) -> str:
+    """A sentence about statements that write other parameters, or change other gradients, on one rank than on another;
+    empty where all do the same."""
+    ranks = sorted(ran)
+    told = list[str]()
+    by_rank = {rank: {touch.place: touch for touch in touched(ran[rank])} for rank in ranks}
+    for place in dict.fromkeys(place for own in by_rank.values() for place in own):
+        for what, verb in _WRITES.items():
+            names = {rank: _names(by_rank[rank].get(place), what) for rank in ranks}
+            if len({tuple(own) for own in names.values()}) > 1:
+                each = (f"{_few(own) if own else 'none'} on rank {rank}" for rank, own in names.items())
+                told.append(f"{place} {verb} {' and '.join([*each][:MOST_PLACES])}")
+    return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
+
+
+def left_alone(ran: bytes, wrong: Collection[str]) -> str:
+    """A sentence about statements that change the gradients of other parameters, or write others, and none of some;
+    empty where there are none.
+
+    Args:
+        wrong: the names of some parameters.
+    """
+    told = list[str]()
+    for touch in touched(ran):
+        for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
+            names = _names(touch, what)
+            if names and not {*names} & {*wrong}:
+                told.append(f"{touch.place} {verb} {_few(names)}")
+    if not told or not wrong:
+        return ""
+    return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_PLACES])}; and not {_few(sorted(wrong))}."
+
+
+def _names(touch: Touch | None, what: str) -> list[str]:
+    return sorted({*touch.done.get(what, ())}) if touch else []
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_PLACES} more" if len(names) > MOST_PLACES else ""
+    return f"{', '.join(names[:MOST_PLACES])}{more}"
 
 
 def _goes(turn: Parting, ways: tuple[str, str]) -> str:

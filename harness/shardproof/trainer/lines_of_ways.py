@@ -19,6 +19,8 @@ from shardproof.trainer.lines import (
     OfRanks,
     Statement,
     last_word,
+    reductions_of,
+    reductions_told,
     touched,
     unpacked,
 )
@@ -61,8 +63,8 @@ MOST_LINES = 8
 
 _TELLING = re.compile(
     r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
-    r"|\b(shuffle|permutation|randperm|randint|choices?|sample|seed|manual_seed|set_epoch)\("
 )
+_DRAWS = re.compile(r"\b(shuffle|permutation|randperm|randint|choices?|sample|seed|manual_seed|set_epoch)\(")
 _HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "try", "assert ")
 _JUMPS = ("continue", "break")
 _OFTEN = re.compile(r"\.(backward|zero_grad)\(")
@@ -84,10 +86,14 @@ def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str 
         return ""
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
     heads = [_heads(row) for row in rows]
-    told = list[tuple[int, str]]()
+    told, seen = list[tuple[int, str]](), set[str]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
-        said = _not_alike(mine, its, names, numbers=numbers)
+        said = _not_alike(mine, its, names, numbers=numbers) or _reduced(place, (one[0], other[0]), names)
+        values = said[1].partition(" ")[2] if said and said[1].startswith(("makes `", "reads `")) else ""
+        if values in seen:
+            continue  # what one line makes, the next one reads
+        seen |= {values} if values else set()
         if said and (numbers or said[0] < 2):  # in a run that goes on elsewhere, much runs that is right
             head = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
             chosen = [way.get((head.file, head.line), []) for way in ways] if head else []
@@ -117,6 +123,17 @@ def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple
             )
             return f", behind {head.shown()}, where {values}", fixed or setting
     return f", behind {head.shown()}", False
+
+
+def _reduced(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, str]) -> tuple[int, str] | None:
+    """That a statement takes part in other reductions in two ways, or not in the same of its turns; nothing of a way
+    in which none does, as of one rank."""
+    ways = [reductions_of(data) for data in ran]
+    mine, its = (way.get(place, []) for way in ways)
+    if not all(ways) or not (mine or its) or (len(mine) != len(its) and max(len({*mine}), len({*its})) < 2):
+        return None
+    told = [reductions_told(often) if often else "no reduction" for often in (mine, its)]
+    return (0, f"takes part in {told[0]} {names[0]} and in {told[1]} {names[1]}") if told[0] != told[1] else None
 
 
 def _heads(row: Sequence[Statement]) -> dict[tuple[str, int], Statement]:
@@ -160,8 +177,8 @@ def _not_alike(
               for ran in (mine, its)]  # fmt: skip
     if writes[0] != writes[1] and all(writes):
         return 0, f"writes parameters {_times(writes[0])} {names[0]} and {_times(writes[1])} {names[1]}"
-    if counts[0] != counts[1] and _TELLING.search(mine[0].text):
-        often = 3 if _OFTEN.search(mine[0].text) else 1
+    if counts[0] != counts[1] and (_TELLING.search(mine[0].text) or _DRAWS.search(mine[0].text)):
+        often = 3 if _OFTEN.search(mine[0].text) else 2 if _DRAWS.search(mine[0].text) else 1
         return often, f"runs {_times(counts[0])} {names[0]} and {_times(counts[1])} {names[1]}"
     if not numbers:
         return None

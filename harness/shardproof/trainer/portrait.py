@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 
 from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines import CHANGED, CLEARED, MADE, WRITTEN, touched
+from shardproof.trainer.lines import CHANGED, CLEARED, MADE, WRITTEN, Touch, reductions_told, touched
 from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.telling import times
@@ -71,15 +70,15 @@ def _lines(judging: Judging, session: Session, op: int) -> list[str]:
 def _by_line(judging: Judging, op: int) -> list[str]:
     """Which of the trainer's own statements touch gradients and parameters in a step, on rank 0, in order."""
     ran = judging.ran.get(op, {}).get(0)
-    lines = [f"{LINE}: {touch.place} {_done(touch.done)}" for touch in touched(ran)] if ran else []
+    lines = [f"{LINE}: {touch.place} {_done(touch)}" for touch in touched(ran)] if ran else []
     more = [f"{LINE}: and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
     return [*lines[:MOST_LINES], *more]
 
 
-def _done(done: Mapping[str, Sequence[str]]) -> str:
+def _done(touch: Touch) -> str:
     """What a statement does, as `changes 2 gradients`."""
     told = []
-    for what, names in done.items():
+    for what, names in touch.done.items():
         each = list(dict.fromkeys(names))
         often = f", {times(len(names) // len(each))}" if len(names) > len(each) else ""
         if what == WRITTEN:
@@ -87,4 +86,5 @@ def _done(done: Mapping[str, Sequence[str]]) -> str:
         else:
             one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
             told.append(f"{DOES[what]} {one}{often}")
+    told += [f"takes part in {reductions_told(touch.reduced)}"] if touch.reduced else []
     return " and ".join(told)

@@ -110,41 +110,37 @@ def whose_state(steps: Calls, save: Calls, load: Calls, found: Sequence[Differen
     told = list[str]()
     for kind in dict.fromkeys(kind for one in found if (kind := _kind_of(one))):
         asked, given, there = (_of(kind, calls) for calls in (save.asked, load.given, save.there))
-        told += _into_nothing(given, _of(kind, load.there))
-        told += _never_stepped(asked, steps.stepped) if kind == OPTIMIZER else []
-        if not at_load or told:
-            continue
-        paths = {one.path for one in given}
-        lacking = [one for one in asked if one.path and one.path not in paths]
-        if lacking and len({one.path for one in given} & {one.path for one in asked}) == len(given):
-            told.append(f"`save` asks {_all(lacking)} for a `state_dict`, and `load` gives none to {_it(lacking)}")
-        elif there and not asked and not given:
+        idle = _never_stepped(asked, steps.stepped) if kind == OPTIMIZER else ""
+        if idle:
+            told.append(idle)
+        elif at_load and (asked or given):
+            told += _not_given(asked, given)
+        elif at_load and there:
             others = [one for one in save.asked if one.path]
             alone = f", but {_all(others)} alone" if others else ""
             told.append(f"`save` does not ask {_all(there)} for a `state_dict`{alone}")
-    return f"{_capital('; '.join(told))}." if told else ""
+    return f"{'; '.join(told)}." if told else ""
 
 
-def _into_nothing(given: Sequence[Owner], there: Sequence[Owner]) -> list[str]:
-    """That a load gives a state to what does not hang on the trainer, while another one of the same class does, to
-    which it gives none."""
-    into = [one for one in given if not one.path]
-    paths = {one.path for one in given}
-    lacking = [one for one in there if one.path not in paths and one.class_name in {each.class_name for each in into}]
-    if not into or not lacking:
+def _not_given(asked: Sequence[Owner], given: Sequence[Owner]) -> list[str]:
+    """That a load gives nothing to what a save asks, and to which other object instead."""
+    lacking = [one for one in asked if one.path and one.path not in {each.path for each in given}]
+    instead = [one for one in given if one.path not in {each.path for each in asked}]
+    if not lacking:
         return []
-    return [f"`load` gives a `state_dict` to {_all(into)}, and none to {_all(lacking)}, which is"]
+    others = f" gives one to {_all(instead)}, another object, and none" if instead else " gives none"
+    return [f"`save` asks {_all(lacking)} for a `state_dict`, and `load`{others} to {_it(lacking)}"]
 
 
-def _never_stepped(asked: Sequence[Owner], stepped: Sequence[Owner]) -> list[str]:
+def _never_stepped(asked: Sequence[Owner], stepped: Sequence[Owner]) -> str:
     """That a save asks an optimizer which has not stepped, where another one has that it does not ask."""
     numbers = {one.number for one in stepped}
     idle = [one for one in asked if one.number not in numbers and one.number]
     steps = [one for one in stepped if one.number not in {each.number for each in asked} and one.number]
     if not idle or not steps or any(one.number in numbers for one in asked):
-        return []
+        return ""
     told = f"`save` asks {_all(idle)} for a `state_dict`, which has not stepped; what steps is {_all(steps)}"
-    return [f"{told}, another object, which it does not ask"]
+    return f"{told}, another object, which it does not ask"
 
 
 def not_opened(load: Calls, folder: Path) -> str:
@@ -184,7 +180,3 @@ def _it(owners: Sequence[Owner]) -> str:
 
 def _a(name: str) -> str:
     return f"an {name}" if name[:1] in "AEIOU" else f"a {name}"
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"

@@ -90,6 +90,33 @@ def test_where_two_runs_part_is_told_line_by_line(tmp_path: Path) -> None:
     assert f"measured: step 0: line: {file}:46 (`self.optimizer.step()`) writes 2 parameters" in found[FIRST]["state"]
 
 
+def test_whose_state_is_saved_and_loaded_is_told(tmp_path: Path) -> None:
+    found = ran(tmp_path, "saves_another", "--program", "arms 2 1 resumed")
+    schedule, optimizer, stale = (
+        failed(found[cell])["resumed"].splitlines()[1] for cell in (FIRST, "what=optimizer", "what=stale")
+    )
+    assert schedule == (
+        "`save` asks `schedule` (ExponentialLR) for a `state_dict`, and `load` gives none to it. Of the checkpoint's "
+        "files `load` does not open schedule.pt."
+    )
+    assert optimizer == (
+        "`save` asks `optimizer` (Adam) for a `state_dict`, which has not stepped; what steps is `loop.optimizer` "
+        "(Adam), another object, which it does not ask."
+    )
+    assert stale == (
+        "`save` asks `optimizer` (Adam) for a `state_dict`, and `load` gives one to `schedule.optimizer` (Adam), "
+        "another object, and none to it."
+    )
+
+
+def test_which_backward_is_averaged_is_told(tmp_path: Path) -> None:
+    found = ran(tmp_path, "saves_another", "--set", "what=sync", "--program", "arms 1 0")["what=sync"]
+    line = "saves_another.py:36 (`self.model(part).square().mean().backward()`)"
+    told = [text for text in found["state"] if line in text]
+    assert told[0].endswith("makes 2 gradients and changes 2 gradients and takes part in 1, 0 reductions, in turn")
+    assert f"{line} takes part in 1, 0 reductions, in turn" in failed(found)["ranks agree"]
+
+
 def test_two_ranks_are_held_against_one(tmp_path: Path) -> None:
     found = ran(tmp_path, "cuts_its_batch", "--set", "mesh=2", "--program", "arms 1 0")
     told = {cell: {arm["name"]: arm for arm in result["arms"]}["alike mesh"] for cell, result in found.items()}

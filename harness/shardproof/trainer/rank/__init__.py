@@ -284,7 +284,7 @@ class Rank:
         yield from self.collectives.records(op, self.context.rank)
         if self.ran.told:
             names = {key: called(held) for key, held in state.parameters.items()}
-            yield self.ran.record(op, self.context.rank, names)
+            yield self.ran.record(op, self.context.rank, names, self.collectives.reductions)
             yield self.state_calls.record(op, self.context.rank, state.met, self.trainer)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}

@@ -30,11 +30,13 @@ _NAMES_LINES = "torch._inductor.codecache"
 
 
 class Collectives:
-    """The collectives since the latest record."""
+    """The collectives since the latest record. reductions: those of the latest one, each by its group and by which of
+    the group's collectives it is."""
 
     def __init__(self) -> None:
         os.environ.setdefault(_SIZE, str(KEPT))  # which torch reads at a process' first collective
         self._next = 0
+        self.reductions = set[tuple[str, int]]()
 
     def records(self, op: int, rank: int) -> Iterator[Record]:
         """What there was as a record that is not compared: kind, how many numbers, among which ranks, where, of
@@ -44,6 +46,8 @@ class Collectives:
         every = list(range(dist.get_world_size())) if dist.is_initialized() else []
         found: Counter[tuple[str, int, tuple[int, ...], str, str]] = Counter()
         new = self._new()
+        self.reductions = {(entry["process_group"][0], entry["collective_seq_id"]) for entry in new
+                           if "reduce" in entry["profiling_name"]}  # fmt: skip
         if not self._next:
             return
         for entry in new:
@@ -66,6 +70,16 @@ class Collectives:
         new = [entry for entry in entries if entry["record_id"] >= self._next and not entry["is_p2p"]]
         self._next = max((entry["record_id"] + 1 for entry in entries), default=self._next)
         return new
+
+
+def begun_collectives() -> dict[str, int]:
+    """How many collectives this process has begun in each of its groups, by the groups' own count; of a backend, or a
+    release, that does not count, none."""
+    try:
+        groups: dict[Any, str] = _groups()
+        return {name: group._get_sequence_number_for_group() for group, name in groups.items()}
+    except Exception:  # also of a group that this rank is not in
+        return {}
 
 
 def _groups() -> dict[Any, str]:

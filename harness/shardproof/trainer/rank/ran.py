@@ -18,7 +18,7 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -41,6 +41,7 @@ from shardproof.trainer.lines import (
     TOUCHES,
     WRITTEN,
 )  # fmt: skip
+from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, digest, looked_up, told
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls
 from shardproof.trainer.rank.statements import Statement, own_statements
@@ -77,7 +78,8 @@ class Ran:
     anything; in between lies what ran inside it, and that it touched gradients or parameters, with a digest of all.
     A value is [path, text, owner], where an owner is a number for the frame or the object that has the last name of a
     path. begun: how many statements. cut: whether later ones were not looked at. touched: place of a statement → what
-    became of parameters and their gradients while it ran, and of which, by identity. parameters: those to look at.
+    became of parameters and their gradients while it ran, and of which, by identity. collectives: place of a statement
+    → which began while it ran, each time: their groups, and which of a group's they are. parameters: those to look at.
     state_calls: is told of calls that ask for a state, or give one.
     """
 
@@ -88,6 +90,8 @@ class Ran:
     ) -> None:
         self.parameters, self.state_calls = parameters, state_calls
         self.touched: dict[Place, dict[str, list[int]]] = {}
+        self.collectives: dict[Place, list[set[tuple[str, int]]]] = {}
+        self._begun = dict[str, int]()
         self.stack = list[_InFrame]()
         self.last = dict[int, _Seen]()
         self.told = list[tuple[Place, int, list[tuple[str, str, int]]]]()
@@ -100,7 +104,7 @@ class Ran:
         if sys.gettrace() is not None:
             yield
             return
-        self.stack, self.last = [], self._seen()
+        self.stack, self.last, self._begun = [], self._seen(), begun_collectives()
         if self.last and not self.told:
             self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
         sys.settrace(self.called)
@@ -119,20 +123,24 @@ class Ran:
         finally:
             sys.settrace(tracer)
 
-    def record(self, op: int, rank: int, names: Mapping[int, str]) -> Record:
+    def record(
+        self, op: int, rank: int, names: Mapping[int, str], reductions: Collection[tuple[str, int]] = ()
+    ) -> Record:
         """What ran as a record that is not compared; what follows begins anew.
 
         Args:
-            names: of parameters, by identity.
+            names: of parameters, by identity. reductions: those collectives that reduce, as in `collectives`.
         """
         touched = [
             [place, {what: [names[key] for key in keys if key in names] for what, keys in done.items()}]
             for place, done in self.touched.items()
         ]
-        self.touched = {}
+        times = {place: [len(own.intersection(reductions)) for own in each] for place, each in self.collectives.items()}
+        reduced = [[place, often] for place, often in times.items() if any(often)]
+        self.touched, self.collectives = {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
-        told = {"places": places, "touched": touched, "cut": self.cut,
+        told = {"places": places, "touched": touched, "reduced": reduced, "cut": self.cut,
                 "ran": [[number[place], kind, values] for place, kind, values in self.told]}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s = [], 0, False, 0.0
         data = zlib.compress(json.dumps(told).encode(), 1)
@@ -177,6 +185,11 @@ class Ran:
         before, self.last = self.last, self._seen()
         now = self.last
         place = next((each.place for each in reversed(self.stack) if each.place), None)
+        begun = begun_collectives()
+        if place in self.collectives and begun != self._begun:
+            new = ((group, at) for group, last in begun.items() for at in range(self._begun.get(group, 0), last))
+            self.collectives[place][-1] |= {(group, at + 1) for group, at in new}
+        self._begun = begun
         if place and now != before:
             done = self.touched.setdefault(place, {})
             told = [(what, self._digest_of(at), 0) for at, what in enumerate(("parameters", "gradients"))
@@ -246,6 +259,7 @@ class _InFrame:
         self.now = following
         if self.now is not None and self.place:
             self.ran.begun += 1
+            self.ran.collectives.setdefault(self.place, []).append(set())
             self.read = self._read(self.now.reads, frame)
             self.ran.told.append((self.place, BEGINS + self.goes_on, self.read))
 

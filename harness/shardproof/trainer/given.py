@@ -22,6 +22,12 @@ from shardproof.trainer.wording import shown
 
 MOST_NUMBERS = 3
 
+UNKNOWN = (
+    ": their order is another one, or they are others, such as with other random numbers in them. More `steps` would "
+    "tell whether they come later."
+)
+"""What is said of data that the run without a break was never given."""
+
 Given = Mapping[int, Hashable]
 """Rank → something that is equal where the data are, of one step."""
 
@@ -44,7 +50,7 @@ def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
 def elements_by_op(records: Iterable[Record]) -> dict[int, int]:
     """Operation → how many elements of data the models of all ranks were given; what several ranks have alike counts
     once."""
-    return _in_all(records, -1)
+    return _in_all(records, 8)
 
 
 def _in_all(records: Iterable[Record], place: int) -> dict[int, int]:
@@ -109,10 +115,7 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
         calls, due = (len(each) if isinstance(each, tuple) else 0 for each in (given[rank], own[rank]))
         count = f"; the model was called {calls} times in it, and {due} in that run" if calls != due else ""
         return f"{told.removesuffix(' what')} {part}{count}."
-    return (
-        f"{told} it was given in no step of the uninterrupted run: their order is another one, or they are others, "
-        "such as with other random numbers in them. More `steps` would tell whether they come later."
-    )
+    return f"{told} it was given in no step of the uninterrupted run{UNKNOWN}"
 
 
 def numbers_of_loaders(found: Iterable[Difference]) -> str:

@@ -64,7 +64,7 @@ from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
-from shardproof.trainer.lines_of_ways import of_setting
+from shardproof.trainer.lines_of_ways import of_setting, that_decide
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -146,6 +146,7 @@ class Judge(Judging):
         if self.problems:
             self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
             told = wording.of_problems(self.problems, self.sessions, self.ranks_apart())
+            told = paragraphs(told, self.lines_of_ranks())
             self.found.append(ArmResult(wording.AGREE, Verdict.MISMATCH.value, told, ()))
 
     def _stateless(self) -> bool:
@@ -312,8 +313,10 @@ class Judge(Judging):
                                          (resumed, ("load",), resumed.ops[-1].index))
         )  # fmt: skip
         told = whose_state(steps, save, load, found, at_load=at_load)
+        moments = (("save", self.whole.first("save")), ("load", self.loaded(resumed)))
+        decide = [that_decide(self.ran.get(op, {}), kind) for kind, op in moments] if told else []
         left = not_opened(load, self.directory / f"checkpoint{arms.FIRST}") if at_load and not self.save_changes else ""
-        return " ".join(filter(None, (told, left)))
+        return " ".join(filter(None, (told, *decide, left)))
 
     def _setting(self, op: int, found: list[Difference], what: str) -> str:
         """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""

@@ -26,6 +26,7 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
 from shardproof.trainer.given import (
+    UNKNOWN,
     Given,
     by_values,
     elements_by_op,
@@ -43,6 +44,7 @@ from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_call
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
 from shardproof.trainer.observed import records_of
+from shardproof.trainer.packed import cut_elsewhere, numbers_given_by_op
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
@@ -74,7 +76,7 @@ class Judging:
     copies: what ranks have differently where they first do. collectives: operation → rank → what it took part in.
     samples: operation → what the loss made of each sample. model_calls: → rank → the calls of its model.
     measured: operation → rank → what it did to gradients. ran: → which of the trainer's statements ran.
-    state_calls: → whose state was asked for or given.
+    state_calls: → whose state was asked for or given. numbers_given: → rank → whole numbers that its models were given.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -102,6 +104,7 @@ class Judging:
     measured: Mapping[int, Mapping[int, OfStep]]
     ran: Mapping[int, RanOfRanks]
     state_calls: Mapping[int, CallsOfRanks]
+    numbers_given: Mapping[int, Mapping[int, Sequence[int]]]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -133,6 +136,7 @@ class Judging:
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
             collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
             ran_by_op(records), state_calls_by_op(records),
+            numbers_given_by_op(records),
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:
@@ -210,21 +214,23 @@ class Judging:
         """Why ranks may have a parameter differently, by what the first step made that parts them."""
         key = wording.first_problem(self.problems).key
         before, value = self.at(key.op - 1), self.at(key.op).get((key.role, key.fqn))
-        ran = self.ran.get(key.op, {})
-        lines = self.explained(lambda: self._lines_of_ranks(ran, key.op))
         if one := apart(self.copies, before, self.at(key.op)):
-            return paragraphs(one.told(), lines)
+            return one.told()
         numbers = prod(value.shape) if value else 0
         reduced = not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else ""
-        why = wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
-        return paragraphs(why, lines)
+        return wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
 
-    def _lines_of_ranks(self, ran: RanOfRanks, op: int) -> str:
-        """What lines say of ranks that disagree after an operation."""
+    def lines_of_ranks(self) -> str:
+        """What the trainer's own lines say of the first operation after which ranks disagree."""
+        op = wording.first_problem(self.problems).key.op
+        ran = self.ran.get(op, {})
         wrong = {problem.key.fqn for problem in self.problems if problem.key.op == op and problem.key.role == PARAMS}
-        alone = left_alone(ran[0], wrong) if 0 in ran else ""
-        uneven = unevenly_reduced(ran[0]) if 0 in ran else ""
-        return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, uneven)
+
+        def told() -> str:
+            alone, uneven = (left_alone(ran[0], wrong), unevenly_reduced(ran[0])) if 0 in ran else ("", "")
+            return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, uneven)
+
+        return self.explained(told)
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""
@@ -377,8 +383,16 @@ class Judging:
         data = next(filter(None, told), "")
         if not data:
             return ""
+        if data.endswith(UNKNOWN) and (cut := self._cut_elsewhere(step)):
+            data = f"{data.removesuffix(UNKNOWN)}. {cut}"
         place = other_place({*self.samples.get(step.index, ())}, step.iteration, self.samples_of_steps, self.before)
         return " ".join(filter(None, (data, place, numbers_of_loaders(found))))
+
+    def _cut_elsewhere(self, step: Op) -> str:
+        """Where the numbers come that the first rank was given in a step."""
+        steps = {op.iteration: self.numbers_given.get(op.index, {}).get(0, []) for op in self.whole.ops
+                 if op.kind == "step"}  # fmt: skip
+        return cut_elsewhere(self.numbers_given.get(step.index, {}).get(0, []), step.iteration, steps)
 
     @property
     def samples_of_steps(self) -> dict[int, set[str]]:

@@ -164,6 +164,13 @@ def unpacked(data: bytes) -> tuple[Statement, ...]:
     return (*found, Statement(*NO_PLACE, CUT, ())) if said["cut"] else found
 
 
+def shown(text: str) -> str:
+    """A value as a sentence has it."""
+    kind, opens, values = text.partition(" [")
+    text = f"[{values}" if opens and kind in ("list", "tuple") else text.removeprefix(TENSOR)
+    return f"{text.partition('… ')[0]}…" if "… " in text else text
+
+
 def last_word(name: str) -> str:
     """The last word of a name or a path: `lr` of `group0.lr` and of `group['lr']`."""
     words = re.findall(r"\w+", name)

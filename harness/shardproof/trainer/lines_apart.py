@@ -30,12 +30,14 @@ from shardproof.trainer.lines import (
     Told,
     Touch,
     last_word,
+    shown,
     touched,
     unpacked,
 )
 from shardproof.trainer.lines import (
     MADE as GRADIENT_MADE,
 )
+from shardproof.trainer.telling import times
 
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
@@ -158,10 +160,28 @@ def of_ranks(ran: OfRanks) -> str:
         one, other = unpacked(ran[first]), unpacked(ran[rank])
         turn = next((each for each in partings(one, other, frozenset()) if each.kind == TURN), None)
         if turn:
-            behind = f", behind {turn.before.shown()}" if turn.before else ""
             ways = f"rank {first}", f"rank {rank}"
+            behind = _behind(turn, (one, other), (f"on rank {first}", f"on rank {rank}"))
             return f"Line by line, ranks part{behind}: {_goes(turn, ways)}."
     return ""
+
+
+def _behind(turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], ways: tuple[str, str]) -> str:
+    """What stands in front of where two rows take another turn, with what it reads otherwise."""
+    if turn.before is None:
+        return ""
+    begins = turn.before.file, turn.before.line, BEGINS
+    values = [next((row[at].values for at in range(min(end, len(row)) - 1, -1, -1) if row[at].place == begins), ())
+              for row, end in zip(rows, turn.at, strict=True)]  # fmt: skip
+    known = {told.path: told for told in values[1]}
+    pairs = ((told, known[told.path]) for told in values[0] if told.path in known)
+    apart = next((pair for pair in pairs if pair[0].text != pair[1].text and pair[0].is_plain), None)
+    where = f", where `{apart[0].path.removeprefix(BEHIND)}` is {_both(apart, ways)}" if apart else ""
+    return f", behind {turn.before.shown()}{where}"
+
+
+def _both(values: tuple[Told, Told], ways: tuple[str, str]) -> str:
+    return " and ".join(f"{shown(each.text)} {way}" for each, way in zip(values, ways, strict=True))
 
 
 MOST_PLACES = 3
@@ -180,27 +200,43 @@ def touched_by_ranks(ran: OfRanks) -> str:
         for what, verb in _WRITES.items():
             names = {rank: _names(by_rank[rank].get(place), what) for rank in ranks}
             if len({tuple(own) for own in names.values()}) > 1:
-                each = (f"{_few(own) if own else 'none'} on rank {rank}" for rank, own in names.items())
+                each = (f"{_few(own) or 'none'} on rank {rank}" for rank, own in names.items())
                 told.append(f"{place} {verb} {' and '.join([*each][:MOST_PLACES])}")
     return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
 
 
 def left_alone(ran: bytes, wrong: Collection[str]) -> str:
-    """A sentence about statements that change the gradients of other parameters, or write others, and none of some;
+    """A sentence about statements that change the gradients of some parameters, or write them, and none of others;
     empty where there are none.
 
     Args:
-        wrong: the names of some parameters.
+        wrong: the names of the others.
     """
     told = list[str]()
     for touch in touched(ran):
         for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
-            names = _names(touch, what)
-            if names and not {*names} & {*wrong}:
-                told.append(f"{touch.place} {verb} {_few(names)}")
+            names = {*_names(touch, what)}
+            if names and not names & {*wrong}:
+                told.append(f"{touch.place} {verb} {_few(sorted(names))}")
     if not told or not wrong:
         return ""
     return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_PLACES])}; and not {_few(sorted(wrong))}."
+
+
+def touch_alone(ran: bytes, wrong: Collection[str], right: Collection[str]) -> list[str]:
+    """What is said of statements that write, or change the gradients of, just some parameters and none of others.
+
+    Args:
+        wrong: the names of the ones. right: of the others.
+    """
+    told = list[str]()
+    for touch in touched(ran):
+        for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
+            names = {*_names(touch, what)}
+            if names >= {*wrong} and not names & {*right}:
+                often = times(len(touch.done[what]) // len(names))
+                told.append(f"{touch.place} {verb} just those that are otherwise ({', '.join(sorted(names))}), {often}")
+    return told[:MOST_PLACES]
 
 
 def _names(touch: Touch | None, what: str) -> list[str]:
@@ -280,7 +316,8 @@ def followed(
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}
     pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and told.is_plain]
-    apart = next(((mine, its) for mine, its in pairs if mine.text != its.text), None)
+    unlike = [(mine, its) for mine, its in pairs if mine.text != its.text]
+    apart = min(unlike, key=lambda pair: "… " in pair[0].text, default=None)
     first = f" {one.statement.shown()} set it last in both"
     if apart is not None and last_word(apart[0].path) == last_word(values[0].path) and depth:
         return ""  # a count that goes on counting
@@ -288,7 +325,8 @@ def followed(
         first += f", in {one.when} and in {other.when}" if one.when != other.when else f", in {one.when}"
         return f"{first}."
     path = apart[0].path.removeprefix(BEHIND)
-    told = f"{first}, out of `{path}`, which is {apart[0].text} in {ways[0]} and {apart[1].text} in {ways[1]}."
+    both = _both(apart, (f"in {ways[0]}", f"in {ways[1]}"))
+    told = f"{first}, out of `{path}`, which is {both}."
     then = (begins[0], begins[1]), (one.moment, other.moment)
     return told + followed(apart, ways, moments, rank, *then, depth + 1)
 
@@ -312,8 +350,10 @@ def sentence(
     if parting.kind == TOUCH:
         return _of_touch(parting, ways, on)
     if one is None or first is None or second is None:
-        behind = f", behind {parting.before.shown()}" if parting.before else ""
-        return f"Line by line, the two part{on}{behind}: {_goes(parting, ways)}."
+        rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
+        behind = _behind(parting, rows, (f"in {ways[0]}", f"in {ways[1]}"))
+        anew = _entered_anew(parting, rows, moments[1], rank, ways[1])
+        return f"Line by line, the two part{on}{behind}: {_goes(parting, ways)}.{anew}"
     texts = [each.text.partition("… ")[0] + "…" * ("… " in each.text) for each in (first, second)]
     values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
     if texts[0] == texts[1] or not (first.is_plain and second.is_plain):
@@ -326,6 +366,23 @@ def sentence(
     more = followed((first, second), ways, moments, rank, parting.at)
     more += _not_in_load(second, moments[1], rank)
     return f"Line by line, the two part at {one.shown()}{on}: it reads `{first.path}`, which is {values}.{more}"
+
+
+def _entered_anew(
+    turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], moments: Sequence[Moment], rank: int, way: str
+) -> str:
+    """What a generator reads first that the second run alone enters, as one that is made when it is needed, with a
+    space in front."""
+    known = {each.place for each in rows[0]}
+    for at in range(turn.at[1], len(rows[1])):
+        statement = rows[1][at]
+        for told in statement.values if statement.of_generator and statement.place not in known else ():
+            plain = re.fullmatch(r"-?[0-9.]+", told.text) and "." in told.path and statement.kind == BEGINS
+            setter = set_last(told, moments, rank, at) if plain else None
+            if setter:
+                path = told.path.removeprefix(BEHIND)
+                return f" There {statement.shown()} reads `{path}` = {told.text} in {way}; {setter.told()}."
+    return ""
 
 
 def _not_in_load(told: Told, moments: Sequence[Moment], rank: int) -> str:

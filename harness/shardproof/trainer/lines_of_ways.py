@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import isclose
+from typing import NamedTuple
 
 from shardproof.trainer.lines import (
     BEGINS,
@@ -16,14 +18,19 @@ from shardproof.trainer.lines import (
     TENSOR,
     TOUCHES,
     WRITTEN,
+    Moment,
     OfRanks,
     Statement,
+    Told,
     last_word,
     reductions_of,
     reductions_told,
+    shown,
     touched,
     unpacked,
 )
+from shardproof.trainer.lines_apart import followed
+from shardproof.trainer.scaled import NEAR
 
 MOST_SETS = 4
 """Statements of a load that a sentence names."""
@@ -58,6 +65,20 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
     return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
 
 
+def that_decide(ran: OfRanks, what: str) -> str:
+    """The statements of a save or a load, on the first rank, that come to a truth value or to nothing, or ask for one;
+    empty where there is none. what: `save` or `load`."""
+    told: dict[str, str] = {}
+    for statement in unpacked(ran[min(ran)]) if ran else ():
+        heads = statement.text.startswith(("if ", "elif "))
+        for value in statement.values if (statement.kind == BEGINS) == heads else ():
+            if value.text in ("True", "False", "None") and not value.path.startswith(BEHIND):
+                verb = "reads" if heads else "makes"
+                told.setdefault(f"{statement.shown()} {verb} `{value.path}`", f" = {value.text}")
+    lines = [f"{line}{value}" for line, value in told.items()]
+    return f"In `{what}`, {'; '.join(lines[:MOST_SETS])}." if lines else ""
+
+
 MOST_LINES = 8
 """Statements of two ways that a sentence names."""
 
@@ -70,40 +91,112 @@ _JUMPS = ("continue", "break")
 _OFTEN = re.compile(r"\.(backward|zero_grad)\(")
 
 
-def of_two_ways(one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "", *, numbers: bool = True) -> str:
+class _Line(NamedTuple):
+    """What is said of a statement. telling: how much it tells, the least the most. asks: the place of the statement
+    that reads what decides about it, which is its own or that of an `if`; None where nothing does."""
+
+    telling: int
+    text: str
+    asks: tuple[str, int] | None
+
+
+OfSessions = tuple[Sequence[Moment], Sequence[Moment]]
+"""Of two ways the operations until the one that is looked at, which is the last."""
+
+
+def of_two_ways(
+    one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "", *, numbers: bool = True,
+    moments: OfSessions | None = None,
+) -> str:  # fmt: skip
     """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
     that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
     number of times; those that make other numbers, or read such beside tensors; what else runs in one way alone.
 
     Args:
         names: of both ways, such as `with accumulate=1`. when: what the operation is called. numbers: whether numbers
-            are looked at, which runs have otherwise that are not at the same place of their data.
+            are looked at, which runs have otherwise that are not at the same place of their data. moments: where it is
+            to be told who set what is not alike.
     """
     if 0 not in one or 0 not in other:
         return ""
     rows = [unpacked(way[0]) for way in (one, other)]
     if any(row and row[-1].kind == CUT for row in rows):
         return ""
+    lines = sorted(_lines(rows, (one[0], other[0]), names, numbers=numbers), key=lambda line: line.telling)
+    if not lines:
+        return ""
+    more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+    told = "; ".join(line.text for line in lines[:MOST_LINES])
+    sets = _set_by([line.asks for line in lines[:MOST_LINES] if line.asks], rows, names, moments) if moments else ""
+    return f"Of the lines {when or 'of this step'}, on rank 0: {told}{more}.{sets}"
+
+
+def _lines(
+    rows: Sequence[Sequence[Statement]], packed: tuple[bytes, bytes], names: tuple[str, str], *, numbers: bool
+) -> Iterator[_Line]:
+    """What is said of each statement that two ways do not run alike, in the order in which the statements run first."""
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
     heads = [_heads(row) for row in rows]
-    told, seen = list[tuple[int, str]](), set[str]()
+    seen = set[str]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
-        said = _not_alike(mine, its, names, numbers=numbers) or _reduced(place, (one[0], other[0]), names)
-        values = said[1].partition(" ")[2] if said and said[1].startswith(("makes `", "reads `")) else ""
-        if values in seen:
+        said = _not_alike(mine, its, names, numbers=numbers) or _reduced(place, packed, names)
+        values = (
+            said[1].partition(" ")[2].partition(" (")[0] if said and said[1].startswith(("makes `", "reads `")) else ""
+        )
+        if not said or values in seen:
             continue  # what one line makes, the next one reads
         seen |= {values} if values else set()
-        if said and (numbers or said[0] < 2):  # in a run that goes on elsewhere, much runs that is right
-            head = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
-            chosen = [way.get((head.file, head.line), []) for way in ways] if head else []
-            after, asked_for = _behind(head, chosen, names) if head and all(chosen) else ("", False)
-            told.append((said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}{after}"))
-    if not told:
-        return ""
-    lines = [line for _, line in sorted(told, key=lambda each: each[0])]
-    more = f"; and {len(told) - MOST_LINES} more" if len(told) > MOST_LINES else ""
-    return f"Of the lines {when or 'of this step'}, on rank 0: {'; '.join(lines[:MOST_LINES])}{more}."
+        if not numbers and said[0] > 1:
+            continue  # in a run that goes on elsewhere, much runs that is right
+        head = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
+        chosen = [way.get((head.file, head.line), []) for way in ways] if head else []
+        after, asked_for = _behind(head, chosen, names) if head and all(chosen) else ("", False)
+        asks = place if mine and its else (head.file, head.line) if head and after and not asked_for else None
+        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}{after}", asks)
+
+
+MOST_SETTERS = 2
+"""Of how many values that are not alike it is told who set them."""
+
+
+def _set_by(
+    places: Iterable[tuple[str, int]], rows: Sequence[Sequence[Statement]], names: tuple[str, str], moments: OfSessions
+) -> str:
+    """Who set what statements read that is not alike, with a space in front."""
+    told = dict[str, str]()
+    for place in places:
+        begins = [next((at for at, each in enumerate(row) if each.place == (*place, BEGINS)), -1) for row in rows]
+        if min(begins) < 0:
+            continue
+        mine, its = (rows[side][at].values for side, at in enumerate(begins))
+        for each, second in _reads_apart(mine, its, names):
+            ways = f"the run {names[0]}", f"the run {names[1]}"
+            who = "" if each.path in told else followed((each, second), ways, moments, 0, (begins[0], begins[1]))
+            if who:
+                path, other = (one.path.removeprefix(BEHIND) for one in (each, second))
+                also = f"`{other}` is " if other != path else ""
+                values = f"{shown(each.text)} {names[0]} and {also}{shown(second.text)} {names[1]}"
+                told[each.path] = f" There `{path}` is {values}.{who}"
+    return "".join([*told.values()][:MOST_SETTERS])
+
+
+def _reads_apart(mine: Sequence[Told], its: Sequence[Told], names: tuple[str, str]) -> Iterator[tuple[Told, Told]]:
+    """The plain values that a statement reads otherwise in two ways, but for the setting that tells them apart; where
+    each reads one under a name of its own, those too."""
+    known = {each.path: each for each in its}
+    both = [(each, known[each.path]) for each in mine if each.path in known]
+    apart = ((one, other) for one, other in both if one.text != other.text and one.is_plain)
+    yield from (pair for pair in apart if not _ADDRESS.search(pair[0].text) and not _is_setting(pair, names))
+    alone = [[each for each in way if each.is_plain and each.path not in {one.path for one in others}]
+             for way, others in ((mine, its), (its, mine))]  # fmt: skip
+    if len(alone[0]) == len(alone[1]) == 1:
+        yield alone[0][0], alone[1][0]
+
+
+def _is_setting(values: Iterable[Told], names: tuple[str, str]) -> bool:
+    """Whether two values are those of the axis that two ways are told apart by."""
+    return all(one.text.strip("'") == name.partition("=")[2] for one, name in zip(values, names, strict=True))
 
 
 def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple[str, str]) -> tuple[str, bool]:
@@ -118,9 +211,7 @@ def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple
         if not path.startswith(BEHIND) and mine and its and mine != its and not _digests([*mine, *its]):
             values = f"`{path}` is {_few(mine)} {names[0]} and {_few(its)} {names[1]}"
             fixed = len(mine) == len(its) == 1 and not (_is_number(mine[0]) and _is_number(its[0]))
-            setting = all(
-                text.strip("'") == name.partition("=")[2] for (text, *_), name in zip((mine, its), names, strict=True)
-            )
+            setting = _is_setting([Told(path, text, 0) for text, *_ in (mine, its)], names)
             return f", behind {head.shown()}, where {values}", fixed or setting
     return f", behind {head.shown()}", False
 
@@ -190,9 +281,35 @@ def _not_alike(
             continue
         for path in _paths(mine, kind):
             first, second = (_numbers(ran, kind, path) for ran in (mine, its))
-            if first and second and set(first) != set(second):
-                return 2, f"{verb} `{path}` = {_few(first)} {names[0]} and {_few(second)} {names[1]}"
+            if not first or not second or set(first) == set(second) or _rounded(first, second):
+                continue
+            if kind == BEGINS or not _is_setting((Told(path, first[0], 0), Told(path, second[0], 0)), names):
+                of = "" if kind == BEGINS else _out_of((mine, its), path, names)
+                return 2, f"{verb} `{path}` = {_few(first)} {names[0]} and {_few(second)} {names[1]}{of}"
     return None
+
+
+MOST_READ = 5
+"""Numbers out of which a line makes one, so that they are told."""
+
+
+def _out_of(ways: Sequence[Sequence[Statement]], path: str, names: tuple[str, str]) -> str:
+    """The numbers that a statement reads where it makes a number that it does not make in the other way; empty where it
+    reads none or many."""
+    for own, other, name in ((ways[1], ways[0], names[1]), (ways[0], ways[1], names[0])):
+        known = {*_texts(other, ENDS, path)}
+        read: tuple[Told, ...] = ()
+        for statement in own:
+            if statement.kind == BEGINS:
+                read = statement.values
+            new = statement.kind == ENDS and any(
+                each.path == path and each.text not in known for each in statement.values
+            )
+            numbers = [each for each in read
+                       if _is_number(each.text.removeprefix(TENSOR)) and not each.path.startswith(BEHIND)]  # fmt: skip
+            if new and 0 < len(numbers) <= MOST_READ:
+                return f" ({name} out of {', '.join(f'`{each.path}` = {shown(each.text)}' for each in numbers)})"
+    return ""
 
 
 def _other_tensors(
@@ -210,11 +327,10 @@ def _other_tensors(
         return None
     for path in _paths(mine, ENDS):
         made = [_texts(ran, ENDS, path) for ran in (mine, its)]
-        if all(made) and set(made[0]) != set(made[1]) and all(map(_dtype, (*made[0], *made[1]))):
-            return (
-                1,
-                f"makes another `{path}` {names[0]} than {names[1]}, out of what is alike as far as it is looked at",
-            )
+        shapes = [{text.rpartition(" ")[0] for text in texts} for texts in made]
+        if shapes[0] == shapes[1] and set(made[0]) != set(made[1]) and all(map(_dtype, (*made[0], *made[1]))):
+            ways = f"{names[0]} than {names[1]}"
+            return 1, f"makes another `{path}` {ways}, out of what is alike as far as it is looked at"
     return None
 
 
@@ -224,9 +340,9 @@ def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None
         return None
     writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
     said = f"{'holds' if _is_jump(ran[0]) else 'runs'} {name} alone"
-    values = [told for one in ran if one.kind == ENDS for told in one.values if _is_number(told.text)]
+    values = [told for one in ran if one.kind == ENDS for told in one.values if _is_value(told.text)]
     kinds = [(told.path, kind) for one in ran if one.kind == ENDS for told in one.values if (kind := _dtype(told.text))]
-    made = f", and makes `{values[0].path}` = {values[0].text}" if values else ""
+    made = f", and makes `{values[0].path}` = {shown(values[0].text)}" if values else ""
     made = made or (f", and makes `{kinds[0][0]}` in {kinds[0][1]}" if kinds else "")
     telling = writes or _TELLING.search(ran[0].text) or _is_jump(ran[0])
     return (0 if telling else 2), f"{said}{made}"
@@ -238,18 +354,18 @@ def _is_jump(statement: Statement) -> bool:
 
 
 def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
-    """The plain numbers that some statements read or made under a path; none where a text is among them."""
+    """The numbers that some statements read or made under a path; none where a text is among them."""
     texts = _texts(ran, kind, path)
-    return texts if all(map(_is_number, texts)) else []
+    return [shown(text) for text in texts] if all(map(_is_value, texts)) else []
 
 
 def _texts(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
-    """What some statements read or made under a path, each once."""
+    """The texts of the values that some statements read or made under a path, each text once."""
     return list(dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path))
 
 
 def _paths(ran: Sequence[Statement], kind: int) -> list[str]:
-    """What some statements name that they read or made."""
+    """The paths under which some statements read or made values, each path once."""
     paths = dict.fromkeys(told.path for one in ran if one.kind == kind for told in one.values)
     return [path for path in paths if not path.startswith(BEHIND)]
 
@@ -266,6 +382,31 @@ def _digests(texts: Iterable[str]) -> bool:
 
 def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"-?[0-9.]+(e[-+]?[0-9]+)?", text))
+
+
+_VALUES = re.compile(r"(list|tuple|dict|OrderedDict|set|deque)|[-\[\](), .0-9e+]|True|False|None|'\w+'")
+
+
+_ADDRESS = re.compile(r"\b[0-9]{13,}\b")
+"""A number as `id` gives one, which no other process has."""
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text shows a number, a truth value, a tensor of one number or a container of such."""
+    text = text.removeprefix(TENSOR)
+    if _ADDRESS.search(text):
+        return False
+    held = "[" in text and not _VALUES.sub("", text)
+    return _is_number(text) or text in ("True", "False") or held
+
+
+def _rounded(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two rows of numbers are the same but for rounding in single precision."""
+    try:
+        return len(one) == len(other) and all(isclose(float(mine), float(its), rel_tol=NEAR)
+                                              for mine, its in zip(one, other, strict=True))  # fmt: skip
+    except ValueError:
+        return False
 
 
 def _times(count: int) -> str:

@@ -115,7 +115,7 @@ def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Cal
             told = json.loads(record.data)
             calls = [
                 Call(tuple(rows), tuple(weights), evaluating, draws)
-                for _, _, rows, gradients, _, weights, evaluating, draws, _ in told
+                for _, _, rows, gradients, _, weights, evaluating, draws, *_ in told
                 if gradients
             ]
             found.setdefault(record.op, {})[record.rank] = calls

@@ -90,7 +90,7 @@ def state_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Calls]]:
 
 
 def joined(calls: Iterable[OfRanks]) -> Calls:
-    """Those of all ranks in some operations, in turn."""
+    """The calls of all ranks in some operations together, in the order of the operations."""
     found = Calls()
     for ranks in calls:
         for rank in sorted(ranks):
@@ -123,7 +123,8 @@ def whose_state(steps: Calls, save: Calls, load: Calls, found: Sequence[Differen
 
 
 def _not_given(asked: Sequence[Owner], given: Sequence[Owner]) -> list[str]:
-    """That a load gives nothing to what a save asks, and to which other object instead."""
+    """A sentence about objects that a save asks for their state and to which the load gives none, with the objects that
+    the load gives a state instead."""
     lacking = [one for one in asked if one.path and one.path not in {each.path for each in given}]
     instead = [one for one in given if one.path not in {each.path for each in asked}]
     if not lacking:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -15,11 +17,32 @@ import pytest
 import torch
 from shardproof.program import Op
 from shardproof.scenario import Mesh
-from shardproof.trainer.lines import BEGINS, CUT, ENDS, Moment, Statement, touched, unpacked
-from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, of_ranks, sentence
-from shardproof.trainer.lines_of_ways import of_setting, of_two_ways
+from shardproof.trainer.lines import (
+    BEGINS,
+    CHANGED,
+    CUT,
+    ENDS,
+    WRITTEN,
+    Moment,
+    Statement,
+    touched,
+    unevenly_reduced,
+    unpacked,
+)
+from shardproof.trainer.lines_apart import (
+    apart_in,
+    begin_apart,
+    left_alone,
+    never_alike,
+    of_ranks,
+    sentence,
+    touch_alone,
+    touched_by_ranks,
+)
+from shardproof.trainer.lines_of_ways import of_setting, of_two_ways, that_decide
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
+from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.statements import statements_of
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -82,6 +105,18 @@ def restore(schedule, kept):
     schedule["last"] = kept["last"]
     schedule["last"] += 1
     kept.get("last")
+
+def names(held, name):
+    setattr(held, name, 2.0)
+    return getattr(held, name)
+
+def warms(held, share):
+    rate = held.high * share
+    return rate
+
+def widens(held):
+    held.high = [0.5, held.high][1]
+    return held
 """
 
 
@@ -111,6 +146,11 @@ def ran(call: Callable[[], Any], record: Ran | None = None, names: dict[int, str
     return record.record(0, 0, names or {}).data
 
 
+def ran_with(calls: StateCalls, call: Callable[[], Any]) -> None:
+    """Run a call while whose state it asks for is noted."""
+    ran(call, Ran(state_calls=calls))
+
+
 def values(statement: Statement) -> dict[str, str]:
     return {each.path: each.text for each in statement.values}
 
@@ -129,6 +169,66 @@ def test_statements_know_what_they_read_and_make() -> None:
         4: (["self.seen", "x"], []),
     }
     assert [text for text, _ in found[4].may_change] == ["self.seen"]
+
+
+def test_attributes_that_are_named_by_a_value_have_their_names(mine: ModuleType) -> None:
+    held = SimpleNamespace(rate=1.0)
+    statements = unpacked(ran(partial(mine.names, held, "rate")))
+    assert [values(one) for one in statements if one.kind == ENDS] == [{"held.rate": "2.0"}]
+    assert [values(one)["held.rate"] for one in statements if "held.rate" in values(one)] == ["2.0", "2.0"]
+
+
+def test_two_ways_tell_who_set_what_is_not_alike(mine: ModuleType) -> None:
+    ways = list[tuple[dict[int, bytes], list[Moment]]]()
+    for high in (0.1, 0.2):
+        held = SimpleNamespace(high=high)
+        first, last = ran(partial(mine.widens, held)), ran(partial(mine.warms, held, 0.5))
+        ways.append(({0: last}, [Moment(step(0), {0: first}), Moment(step(1), {0: last})]))
+    (one, before), (other, its) = ways
+    said = of_two_ways(one, other, ("with n=1", "with n=2"), moments=(before, its))
+    assert "makes `rate` = 0.05 with n=1 and 0.1 with n=2 (with n=2 out of `held.high` = 0.2, `share` = 0.5)" in said
+    assert "There `held.high` is 0.1 with n=1 and 0.2 with n=2. mine.py:" in said
+    assert "(`held.high = [0.5, held.high][1]`) set it last in both, in step 0." in said
+
+
+def packed(touched: list[Any], reduced: tuple[Any, ...] = ()) -> bytes:
+    """What a rank would have recorded of statements that touched parameters or took part in reductions."""
+    said = {"places": [], "ran": [], "cut": False, "touched": touched, "reduced": list(reduced)}
+    return zlib.compress(json.dumps(said).encode())
+
+
+STEPS, SCALES = ["a.py", 3, "p.add_(update)"], ["a.py", 2, "p.grad.div_(2)"]
+
+
+def test_ranks_that_write_other_parameters_are_told() -> None:
+    ranks = {rank: packed([[STEPS, {WRITTEN: names}]]) for rank, names in enumerate((["w", "v"], []))}
+    assert touched_by_ranks(ranks) == (
+        "Of the lines of this step, a.py:3 (`p.add_(update)`) writes v, w on rank 0 and none on rank 1."
+    )
+    assert touched_by_ranks({0: ranks[0], 1: ranks[0]}) == ""
+
+
+def test_lines_that_leave_some_parameters_alone_or_touch_just_them_are_told() -> None:
+    data = packed([[SCALES, {CHANGED: ["w", "w"]}], [STEPS, {WRITTEN: ["w", "v"]}]])
+    assert left_alone(data, {"v"}) == (
+        "Of the lines of this step, on rank 0: a.py:2 (`p.grad.div_(2)`) changes the gradient of w; and not v."
+    )
+    assert left_alone(data, {"w"}) == ""
+    told = "a.py:2 (`p.grad.div_(2)`) changes the gradient of just those that are otherwise (w), twice"
+    assert (touch_alone(data, {"w"}, {"v"}), touch_alone(data, {"v"}, {"w"})) == ([told], [])
+
+
+def test_lines_that_reduce_in_some_of_their_turns_are_told() -> None:
+    data = packed([[STEPS, {WRITTEN: ["w"]}]], ([SCALES, [1, 0, 0]],))
+    line = "a.py:2 (`p.grad.div_(2)`) takes part in 1, 0, 0 reductions, in turn"
+    assert unevenly_reduced(data) == f"Of the lines of this step, on rank 0: {line}."
+    assert unevenly_reduced(packed([], ([SCALES, [1, 1]],))) == ""
+    assert [touch.reduced for touch in touched(data)] == [(), [1, 0, 0]]
+
+
+def test_statements_that_decide_are_told(mine: ModuleType) -> None:
+    said = that_decide({0: ran(partial(mine.guarded, True))}, "save")
+    assert said == "In `save`, mine.py:19 (`if flag:`) reads `flag` = True."
 
 
 def test_what_is_added_to_is_read_too() -> None:
@@ -164,8 +264,9 @@ def test_another_turn_is_told(mine: ModuleType) -> None:
     one, other = (ran(partial(mine.guarded, flag)) for flag in ([], [[[[[[1]]]]]]))  # too deep to be told
     said = of_ranks({0: one, 1: other})
     assert said == (
-        'Line by line, ranks part, behind mine.py:19 (`if flag:`): rank 0 goes on with mine.py:22 (`value = "other"`) '
-        'and rank 1 goes on with mine.py:20 (`value = "one"`).'
+        "Line by line, ranks part, behind mine.py:19 (`if flag:`), where `flag` is [] on rank 0 and "
+        '[list [list [list [list [list [1]]]]]] on rank 1: rank 0 goes on with mine.py:22 (`value = "other"`) and '
+        'rank 1 goes on with mine.py:20 (`value = "one"`).'
     )
     assert of_ranks({0: one, 1: one}) == ""
 

@@ -46,7 +46,7 @@ class Collectives:
         every = list(range(dist.get_world_size())) if dist.is_initialized() else []
         found: Counter[tuple[str, int, tuple[int, ...], str, str]] = Counter()
         new = self._new()
-        self.reductions = {(entry["process_group"][0], entry["collective_seq_id"]) for entry in new
+        self.reductions = {(entry["process_group"][0], entry.get("collective_seq_id", 0)) for entry in new
                            if "reduce" in entry["profiling_name"]}  # fmt: skip
         if not self._next:
             return

@@ -37,6 +37,9 @@ from shardproof.trainer.rank.pieces import raw
 MOST_SAMPLES = 256
 """Of one call; with more, nothing is kept of each."""
 
+MOST_NUMBERS = 1024
+"""Tokens of one call; of more, none is kept."""
+
 LEAST_CLASSES = 3
 """With fewer, any gradient whose elements add up to zero looks like that of a cross-entropy."""
 
@@ -49,7 +52,8 @@ class Given:
     a digest of each. gradients: of each at the model's output, its size, with a sign; empty until a backward came.
     came: whether one did. zeroed: the line that set what it made to zero before an optimizer stepped. weights: of the
     targets of a cross-entropy, by which the loss weighs each. evaluates: whether the model's `training` is False.
-    draws: whether random numbers were drawn in it. elements: of the first tensor that its first module was given."""
+    draws: whether random numbers were drawn in it. elements: of the first tensor that its first module was given.
+    numbers: these, if they are whole numbers and not many."""
 
     digest: str
     rows: int
@@ -61,6 +65,7 @@ class Given:
     evaluates: bool = False
     draws: bool = False
     elements: int = 0
+    numbers: list[int] = field(default_factory=list)
 
 
 class Inputs:
@@ -91,7 +96,7 @@ class Inputs:
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
         calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed if self._steps else "", one.weights,
-                  one.evaluates, one.draws, one.elements] for one in self.given]  # fmt: skip
+                  one.evaluates, one.draws, one.elements, one.numbers] for one in self.given]  # fmt: skip
         data = json.dumps(calls).encode()
         self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
@@ -126,7 +131,7 @@ class Inputs:
         if not any(tensor.requires_grad for tensor in tensors):  # computed from parameters: no data
             rows = tensors[0].shape[0] if tensors[0].ndim else 1
             samples = _samples(tensors[0]) if 0 < rows <= MOST_SAMPLES else []
-            self._call = Given(digest, rows, samples, elements=tensors[0].numel())
+            self._call = Given(digest, rows, samples, elements=tensors[0].numel(), numbers=_numbers(tensors[0]))
             self.given.append(self._call)
             self._waiting.append(self._call)
 
@@ -150,6 +155,16 @@ def _samples(tensor: torch.Tensor) -> list[str]:
         with torch.no_grad():
             return [blake2b(raw(row)[2], digest_size=6).hexdigest() for row in (tensor if tensor.ndim else [tensor])]
     except Exception:  # a tensor of a subclass or of a transform: nothing is said of its samples
+        return []
+
+
+def _numbers(tensor: torch.Tensor) -> list[int]:
+    """The elements of a tensor of whole numbers, such as tokens; none of a large one."""
+    whole_numbers = tensor.dtype in (torch.int64, torch.int32) and 0 < tensor.numel() <= MOST_NUMBERS
+    try:
+        with torch.no_grad():
+            return tensor.reshape(-1).tolist() if whole_numbers else []
+    except Exception:  # as of `_samples`
         return []
 
 

@@ -45,9 +45,28 @@ def looked_up(path: ast.expr, names: Mapping[str, Any], globally: Mapping[str, A
         case ast.Subscript(value=held, slice=index):
             owner, _ = looked_up(held, names, globally, frame)
             key = index.value if isinstance(index, ast.Constant) else looked_up(index, names, globally, frame)[0]
-            if type(owner) in (dict, OrderedDict, list, tuple) and type(key) in (int, str):
+            if type(owner) in CONTAINERS and type(key) in (int, str):
                 return owner[key], id(owner)
+            if type(key) is str and key.isidentifier():  # as of `getattr`
+                return _attribute(owner, key), id(owner)
     raise _Unknown
+
+
+CONTAINERS = (dict, OrderedDict, list, tuple)
+
+
+def called(text: str, path: ast.expr, names: Mapping[str, Any], globally: Mapping[str, Any], frame: int) -> str:
+    """What a path is called: its text or, of an attribute that is named by a value, the attribute with this name.
+
+    Raises:
+        _Unknown: as `looked_up`.
+    """
+    if not isinstance(path, ast.Subscript) or isinstance(path.slice, ast.Constant):
+        return text
+    owner, _ = looked_up(path.value, names, globally, frame)
+    if type(owner) in CONTAINERS:
+        return text
+    return f"{ast.unparse(path.value)}.{looked_up(path.slice, names, globally, frame)[0]}"
 
 
 def _attribute(owner: Any, name: str) -> Any:

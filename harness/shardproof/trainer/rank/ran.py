@@ -42,7 +42,7 @@ from shardproof.trainer.lines import (
     WRITTEN,
 )  # fmt: skip
 from shardproof.trainer.rank.collectives import begun_collectives
-from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, digest, looked_up, told
+from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls
 from shardproof.trainer.rank.statements import Statement, own_statements
 
@@ -269,7 +269,7 @@ class _InFrame:
             with suppress(Exception):  # of a kind that has no text
                 value, owner = looked_up(path, names, frame.f_globals, self.owner)
                 if said := told(value):
-                    found.append((text, said, owner))
+                    found.append((called(text, path, names, frame.f_globals, self.owner), said, owner))
         return found
 
     def _read(self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType) -> list[tuple[str, str, int]]:

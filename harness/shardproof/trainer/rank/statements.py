@@ -82,6 +82,9 @@ def _read(node: ast.AST) -> Iterator[Path]:
     if isinstance(node, Path) and _is_path(node):
         if not isinstance(node.ctx, ast.Del):
             yield from _indices(node) if isinstance(node.ctx, ast.Store) else (node, *_indices(node))
+    elif named := _by_name(node, "getattr"):
+        yield named
+        yield from _read(named.slice)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         for child in (node.func.value, *node.args, *node.keywords):
             yield from _read(child)
@@ -93,8 +96,19 @@ def _read(node: ast.AST) -> Iterator[Path]:
 def _made(node: ast.AST) -> Iterator[Path]:
     """The paths that a part of a statement assigns to."""
     for each in ast.walk(node):
+        if named := _by_name(each, "setattr"):
+            yield named
         if isinstance(each, Path) and isinstance(each.ctx, ast.Store) and _is_path(each):
             yield each
+
+
+def _by_name(node: ast.AST, function: str) -> ast.Subscript | None:
+    """An attribute that a call of `getattr` or `setattr` names by a value, as if it were `object[name]`."""
+    match node:
+        case ast.Call(func=ast.Name(id=called), args=[held, name, *_]) if called == function:
+            if _is_path(held) and (isinstance(name, ast.Constant) or _is_path(name)):
+                return ast.Subscript(held, name, ast.Load())
+    return None
 
 
 def _called(node: ast.AST) -> Iterator[Path]:

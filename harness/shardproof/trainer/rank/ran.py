@@ -149,13 +149,15 @@ class Ran:
     def called(self, frame: FrameType, event: str, arg: Any) -> _Tracer | None:
         """What Python calls whenever a function is called."""
         code = frame.f_code
-        if code.co_name in NAMES and self.state_calls:
-            self.state_calls.called(frame)
-        if self.cut or code.co_filename in self.foreign or (code.co_name[:1] == "<" and code.co_name != LAMBDA):
+        states = self.state_calls is not None and code.co_name in NAMES
+        foreign = code.co_filename in self.foreign or (code.co_name[:1] == "<" and code.co_name != LAMBDA)
+        if not states and (self.cut or foreign):
             return None
         compiles = _DYNAMO.set_eval_frame(None)
         try:
-            return self._enter(code)
+            if self.state_calls is not None and states:
+                self.state_calls.called(frame)
+            return None if self.cut or foreign else self._enter(code)
         finally:
             _DYNAMO.set_eval_frame(compiles)
 

@@ -43,7 +43,7 @@ from shardproof.trainer.lines import (
 )  # fmt: skip
 from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
-from shardproof.trainer.rank.state_calls import NAMES, StateCalls
+from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
 
 MOST = 800
@@ -304,7 +304,7 @@ def _never_compile(*functions: Callable[..., Any]) -> None:
             dynamo.skip_code(function.__code__)
 
 
-_never_compile(Ran.called, _InFrame.traced)
+_never_compile(Ran.called, _InFrame.traced, audited)
 
 
 def _of_gradient(value: torch.Tensor | None) -> object:

@@ -75,7 +75,7 @@ class StateCalls:
         """Inside, files that are opened to read are noted."""
         if not _hooked:
             _hooked.append(True)
-            sys.addaudithook(_audited)
+            sys.addaudithook(audited)
         _reading.append(self)
         try:
             yield
@@ -118,7 +118,7 @@ _hooked: list[bool] = []
 _reading: list[StateCalls] = []
 
 
-def _audited(event: str, args: tuple[Any, ...]) -> None:
+def audited(event: str, args: tuple[Any, ...]) -> None:
     """What Python calls at each event that it tells of; of the opening of a file, its path, mode and flags."""
     if event != "open" or not _reading:
         return

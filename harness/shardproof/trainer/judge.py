@@ -64,6 +64,8 @@ from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
+from shardproof.trainer.lines import Moment
+from shardproof.trainer.lines_apart import wrote_before
 from shardproof.trainer.lines_of_ways import of_setting, that_decide
 from shardproof.trainer.notes import (
     frozen_left_out,
@@ -303,7 +305,20 @@ class Judge(Judging):
 
     def _loading(self, load: int, found: list[Difference]) -> str:
         """Which of the trainer's own lines set, in a load, what is wrong right after it."""
-        return "" if self.save_changes else self._setting(load, found, "load")
+        if self.save_changes:
+            return ""
+        told = self._setting(load, found, "load")
+        return " ".join(filter(None, (told, self.explained(lambda: self._wrote_before(load, found))))) if told else ""
+
+    def _wrote_before(self, load: int, found: list[Difference]) -> str:
+        """What a line that writes wrong parameters in a load reads otherwise than in the step before the save."""
+        wrong = {one.key.fqn for one in found if one.key.role == PARAMS}
+        resumed = self.named(RESUMED)
+        if not wrong or resumed is None or self.loaded(resumed) != load:
+            return ""
+        before, loads = ([Moment(op, self.ran.get(op.index, {})) for op in session.ops if op.index <= last]
+                         for session, last in ((self.whole, self.saved), (resumed, load)))  # fmt: skip
+        return wrote_before(wrong, (before, loads), ("the run that saves", "the load"), 0)
 
     def _whose_state(self, resumed: Session, found: list[Difference], *, at_load: bool) -> str:
         """Whose state was saved and loaded, and which files were not opened, where that may be the mistake."""

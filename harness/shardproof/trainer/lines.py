@@ -122,6 +122,12 @@ def touched(data: bytes) -> list[Touch]:
     ]
 
 
+def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]]:
+    """File and line of the statements that write some of these parameters."""
+    wanted = {*names}
+    return [(file, line) for (file, line, _), done in _said(data)["touched"] if wanted & {*done.get(WRITTEN, ())}]
+
+
 def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
     """File and line of a statement → in how many reductions a rank takes part, for each time that it runs."""
     return {(file, line): often for (file, line, _), often in _said(data)["reduced"]}

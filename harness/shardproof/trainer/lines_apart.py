@@ -30,6 +30,7 @@ from shardproof.trainer.lines import (
     Told,
     Touch,
     last_word,
+    places_that_write,
     shown,
     touched,
     unpacked,
@@ -288,7 +289,7 @@ def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int, back
                 when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
                 # An object may have the number of another one that is gone. A tensor may be written since.
                 right = made.text == told.text or not told.is_plain
-                return Setter(statement, at, place, when if at else "this step") if right else None
+                return Setter(statement, at, place, when if at or op.kind != "step" else "this step") if right else None
     return None
 
 
@@ -315,7 +316,7 @@ def followed(
     begins = [_begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}
-    pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and told.is_plain]
+    pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and (told.is_plain or _draws(told))]
     unlike = [(mine, its) for mine, its in pairs if mine.text != its.text]
     apart = min(unlike, key=lambda pair: "… " in pair[0].text, default=None)
     first = f" {one.statement.shown()} set it last in both"
@@ -326,9 +327,59 @@ def followed(
         return f"{first}."
     path = apart[0].path.removeprefix(BEHIND)
     both = _both(apart, (f"in {ways[0]}", f"in {ways[1]}"))
-    told = f"{first}, out of `{path}`, which is {both}."
+    which = "a generator whose state is not the same" if _draws(apart[0]) else f"which is {both}"
+    told = f"{first}, out of `{path}`, {which}."
     then = (begins[0], begins[1]), (one.moment, other.moment)
     return told + followed(apart, ways, moments, rank, *then, depth + 1)
+
+
+def _draws(told: Told) -> bool:
+    """Whether a value is a random generator, of which the text has a digest of the state."""
+    return told.text.startswith("generator ")
+
+
+def wrote_before(
+    wrong: Collection[str], moments: tuple[Sequence[Moment], Sequence[Moment]], ways: tuple[str, str], rank: int
+) -> str:
+    """What a statement that writes wrong parameters in a load reads otherwise than when it wrote them in a step before;
+    empty where none did.
+
+    Args:
+        wrong: names of parameters. moments: the operations of the run that saves until then, and those of the one that
+            loads until its load. ways: what a sentence calls them.
+    """
+    before, loads = moments
+    data = loads[-1].ran.get(rank) if loads else None
+    for place in places_that_write(data, wrong) if data else ():
+        for back, (op, ran) in enumerate(reversed(before)):
+            rows = unpacked(ran[rank]) if rank in ran else (), unpacked(data) if data else ()
+            begins = [[at for at, each in enumerate(row) if each.place == (*place, BEGINS)] for row in rows]
+            for mine, its in zip(*([*reversed(each)] for each in begins), strict=False):
+                apart, same = _reads_of(rows, (mine, its))
+                if not apart:
+                    continue
+                alike = f"the same {' and '.join(f'`{path}`' for path in same[:MOST_PLACES])} and of " if same else ""
+                when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+                who = followed(apart, ways, moments, rank, (mine, its), (back, 0))
+                shows = rows[1][its].shown()
+                return f"{shows} wrote them in {when} too, out of {alike}another `{apart[0].path}`.{who}"
+            if begins[0]:
+                break
+    return ""
+
+
+def _reads_of(
+    rows: tuple[Sequence[Statement], Sequence[Statement]], at: tuple[int, int]
+) -> tuple[tuple[Told, Told] | None, list[str]]:
+    """The first value that a statement reads otherwise in two places, and the paths of tensors that it reads alike;
+    what it calls a method of, to write it, is left out."""
+    statement = rows[0][at[0]]
+    own = {told.path for told in statement.values if statement.text.startswith(f"{told.path}.")}
+    known = {told.path: told for told in rows[1][at[1]].values}
+    both = [(told, known[told.path]) for told in rows[0][at[0]].values if told.path in known and told.path not in own]
+    apart = [pair for pair in both if pair[0].text != pair[1].text and not pair[0].path.startswith(BEHIND)]
+    same = [one.path for one, other in both if one.text == other.text and not one.is_plain]
+    return (apart[0] if apart else None), same
 
 
 def _begin_of(row: Sequence[Statement], setter: Setter) -> int:

@@ -7,6 +7,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -38,6 +39,7 @@ from shardproof.trainer.lines_apart import (
     sentence,
     touch_alone,
     touched_by_ranks,
+    wrote_before,
 )
 from shardproof.trainer.lines_of_ways import of_setting, of_two_ways, that_decide
 from shardproof.trainer.rank.looked_up import told
@@ -117,6 +119,11 @@ def warms(held, share):
 def widens(held):
     held.high = [0.5, held.high][1]
     return held
+
+def rounds(weight, master, generator):
+    noise = torch.rand(3, generator=generator)
+    with torch.no_grad():
+        weight.copy_(master + noise)
 """
 
 
@@ -189,6 +196,25 @@ def test_two_ways_tell_who_set_what_is_not_alike(mine: ModuleType) -> None:
     assert "makes `rate` = 0.05 with n=1 and 0.1 with n=2 (with n=2 out of `held.high` = 0.2, `share` = 0.5)" in said
     assert "There `held.high` is 0.1 with n=1 and 0.2 with n=2. mine.py:" in said
     assert "(`held.high = [0.5, held.high][1]`) set it last in both, in step 0." in said
+
+
+def test_what_a_load_writes_out_of_something_else_than_a_step_is_told(mine: ModuleType) -> None:
+    weight, master = torch.zeros(3, requires_grad=True), torch.ones(3)
+
+    def rounded(seed: int) -> dict[int, bytes]:
+        record = Ran(lambda: {id(weight): ref(weight)})
+        generator = torch.Generator().manual_seed(seed)
+        return {0: ran(partial(mine.rounds, weight, master, generator), record, {id(weight): "w"})}
+
+    saves, loads = [Moment(step(0), rounded(1))], [Moment(replace(step(0), kind="load"), rounded(2))]
+    said = wrote_before({"w"}, (saves, loads), ("the run that saves", "the load"), 0)
+    assert (
+        "(`weight.copy_(master + noise)`) wrote them in step 0 too, out of the same `master` and of another `noise`."
+        in (said)
+    )
+    assert said.endswith("set it last in both, out of `generator`, a generator whose state is not the same.")
+    assert wrote_before({"v"}, (saves, loads), ("one", "other"), 0) == ""
+    assert wrote_before({"w"}, (saves, saves), ("one", "other"), 0) == ""
 
 
 def packed(touched: list[Any], reduced: tuple[Any, ...] = ()) -> bytes:

@@ -66,7 +66,7 @@ from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import wrote_before
-from shardproof.trainer.lines_of_ways import of_setting, that_decide
+from shardproof.trainer.lines_of_ways import of_setting, that_assign, that_decide
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -77,7 +77,7 @@ from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.portrait import end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.second_resume import resumed_again
-from shardproof.trainer.state_calls import joined, not_opened, whose_state
+from shardproof.trainer.state_calls import joined, no_longer_one, not_opened, whose_state
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
@@ -327,6 +327,12 @@ class Judge(Judging):
             for session, kinds, last in ((self.whole, ("step",), self.saved), (self.whole, ("save",), self.saved),
                                          (resumed, ("load",), resumed.ops[-1].index))
         )  # fmt: skip
+        until = (joined(self.state_calls.get(op.index, {}) for op in session.ops if op.index <= last)
+                 for session, last in ((self.whole, self.saved), (resumed, self.loaded(resumed))))  # fmt: skip
+        two, paths = no_longer_one(*until)
+        if two:
+            by = that_assign(self.ran.get(self.loaded(resumed), {}), paths)
+            return f"{two[0].upper()}{two[1:]}{f'; in `load` {by} assigns it' if by else ''}."
         told = whose_state(steps, save, load, found, at_load=at_load)
         moments = (("save", self.whole.first("save")), ("load", self.loaded(resumed)))
         decide = [that_decide(self.ran.get(op, {}), kind) for kind, op in moments] if told else []

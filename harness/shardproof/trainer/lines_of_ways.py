@@ -65,6 +65,14 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
     return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
 
 
+def that_assign(ran: OfRanks, paths: Iterable[str]) -> str:
+    """The first statement of an operation, on the first rank, that assigns to something of the last name of a path, as
+    it stands in a sentence; empty where none does."""
+    names = [re.compile(rf"\b{re.escape(path.rpartition('.')[2])}\b[^=(]*=[^=]") for path in paths]
+    statements = [each for each in (unpacked(ran[min(ran)]) if ran else ()) if each.kind == BEGINS]
+    return next((each.shown() for name in names for each in statements if name.search(each.text)), "")
+
+
 def that_decide(ran: OfRanks, what: str) -> str:
     """The statements of a save or a load, on the first rank, that come to a truth value or to nothing, or ask for one;
     empty where there is none. what: `save` or `load`."""

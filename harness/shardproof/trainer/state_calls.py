@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from shardproof.diff import Difference
@@ -48,7 +49,9 @@ NOT_THERE = "that is not found on the trainer afterwards"
 
 class Calls(NamedTuple):
     """Of one or several operations. there: the optimizers, schedulers and scalers on the trainer after the latest.
-    opened: files, below the folder in which the checkpoints lie. cut: whether some calls were not seen."""
+    opened: files, below the folder in which the checkpoints lie. cut: whether some calls were not seen. paths: path of a
+    module, an optimizer or a scheduler → the number of the object there after the latest. steps: path of an optimizer →
+    how many of its parameters are those of modules then, and how many it has."""
 
     asked: tuple[Owner, ...] = ()
     given: tuple[Owner, ...] = ()
@@ -56,6 +59,8 @@ class Calls(NamedTuple):
     there: tuple[Owner, ...] = ()
     opened: frozenset[str] = frozenset()
     cut: bool = False
+    paths: Mapping[str, int] = MappingProxyType({})
+    steps: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     @classmethod
     def of(cls, data: bytes) -> Self:
@@ -65,7 +70,7 @@ class Calls(NamedTuple):
             tuple(Owner(*one) for one in said["calls"].get(what, ())) for what in (ASKED, GIVEN, STEPPED)
         )
         there = tuple(Owner(*one) for one in said["there"])
-        return cls(asked, given, stepped, there, frozenset(said["opened"]), said["cut"])
+        return cls(asked, given, stepped, there, frozenset(said["opened"]), said["cut"], said["paths"], said["steps"])
 
     def beside(self, other: Calls) -> Calls:
         """Both together, of another rank or a later operation."""
@@ -73,7 +78,8 @@ class Calls(NamedTuple):
             tuple(dict.fromkeys((*mine, *its))) for mine, its in zip(self[:3], other[:3], strict=True)
         )
         there = other.there or self.there
-        return Calls(asked, given, stepped, there, self.opened | other.opened, self.cut or other.cut)
+        opened, cut = self.opened | other.opened, self.cut or other.cut
+        return Calls(asked, given, stepped, there, opened, cut, other.paths or self.paths, other.steps or self.steps)
 
 
 OfRanks = Mapping[int, Calls]
@@ -142,6 +148,32 @@ def _never_stepped(asked: Sequence[Owner], stepped: Sequence[Owner]) -> str:
         return ""
     told = f"`save` asks {_all(idle)} for a `state_dict`, which has not stepped; what steps is {_all(steps)}"
     return f"{told}, another object, which it does not ask"
+
+
+def no_longer_one(save: Calls, load: Calls) -> tuple[str, list[str]]:
+    """A sentence about objects that hang at two places when a run saves, and that are two objects after the load, or
+    about an optimizer whose parameters are then no longer those of modules; and the paths it speaks of. Empty where
+    there are none.
+
+    Args:
+        save: of the run that saves, until then. load: of the one that is resumed, until its load.
+    """
+    by_number: dict[int, list[str]] = {}
+    for path, number in save.paths.items():
+        by_number.setdefault(number, []).append(path)
+    for paths in by_number.values():
+        now = {path: load.paths[path] for path in sorted(paths, key=len) if path in load.paths}
+        first, *others = now or [""]
+        other = next((path for path in others if now[path] != now[first]), None)
+        if other:
+            told = f"`{first}` and `{other}` are one object when the run saves, and two after `load`"
+            return told, [first, other]
+    for path, (known, every) in save.steps.items():
+        after = load.steps.get(path, (known, every))
+        if known == every > 0 == after[0] and after[1]:
+            told = f"after `load` the {after[1]} parameters of `{path}` are those of no module that is found any more"
+            return f"{told}: the modules, or their parameters, are other objects than it was built for", [path]
+    return "", []
 
 
 def not_opened(load: Calls, folder: Path) -> str:

@@ -98,7 +98,7 @@ def test_calls_and_files_are_recorded(tmp_path: Path) -> None:
     records = []
     for operation in (saves, loads):
         ran_with(calls, operation)
-        records.append(Calls.of(calls.record(0, 0, walk(held).met, object()).data))
+        records.append(Calls.of(calls.record(0, 0, walk(held)).data))
     save, load = records
     assert [(one.path, one.class_name) for one in save.asked] == [("model", "Wrapped"), ("", "Adam")]
     assert [one.path for one in load.given] == ["model"]
@@ -106,4 +106,4 @@ def test_calls_and_files_are_recorded(tmp_path: Path) -> None:
     assert load.stepped[0].number == save.there[0].number > 0
     assert (save.opened, load.opened) == (frozenset(), frozenset({"a.pt"}))
     assert joined([{0: save}, {0: load}]).given == load.given
-    assert json.loads(calls.record(1, 0, (), object()).data)["calls"] == {}
+    assert json.loads(calls.record(1, 0, walk({})).data)["calls"] == {}

@@ -285,7 +285,7 @@ class Rank:
         if self.ran.told:
             names = {key: called(held) for key, held in state.parameters.items()}
             yield self.ran.record(op, self.context.rank, names, self.collectives.reductions)
-            yield self.state_calls.record(op, self.context.rank, state.met, self.trainer)
+            yield self.state_calls.record(op, self.context.rank, state.way, self.trainer, state.parameters)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
             data = json.dumps(sorted(told)).encode()

@@ -97,9 +97,9 @@ class State:
         return self._seen.hidden
 
     @property
-    def met(self) -> list[Met]:
+    def way(self) -> Walk:
         """Everything that hangs on the trainer, in the order of the walk."""
-        return self._seen.way.met
+        return self._seen.way
 
     @property
     def parameters(self) -> dict[int, Held]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from types import FrameType
@@ -25,8 +25,8 @@ from torch import nn
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import STATE_CALLS
-from shardproof.trainer.rank.kinds import OPTIMIZER, SCALER, SCHEDULER, kind_of
-from shardproof.trainer.rank.walk import Met
+from shardproof.trainer.rank.kinds import MODULE, OPTIMIZER, SCALER, SCHEDULER, kind_of
+from shardproof.trainer.rank.walk import DEEPEST_AGAIN, Walk
 from shardproof.trainer.state_calls import ASKED, GIVEN, STEPPED
 
 NAMES = {"state_dict": ASKED, "load_state_dict": GIVEN, "step": STEPPED}
@@ -88,25 +88,43 @@ class StateCalls:
         if whole_path.startswith(self._directory):
             self._opened[whole_path.removeprefix(self._directory)] = None
 
-    def record(self, op: int, rank: int, met: Iterable[Met], trainer: object) -> Record:
+    def record(self, op: int, rank: int, way: Walk, trainer: object = None, parameters: Collection[int] = ()) -> Record:
         """What there was as a record that is not compared; what follows begins anew.
 
         Args:
-            met: what hangs on the trainer.
+            way: what hangs on the trainer. parameters: those of its modules, by identity.
         """
-        hangs = {id(each.value): each for each in met}
+        hangs = {id(each.value): each for each in way.met}
         calls: dict[str, list[tuple[str, str, str, int]]] = {}
         for (what, key), owner in self._called.items():
             path = hangs[key].path if key in hangs else ""
             if owner is not trainer:
                 one = path, type(owner).__name__, kind_of(owner, path), self._number(owner)
                 calls.setdefault(what, []).append(one)
-        there = [(each.path, type(each.value).__name__, each.kind, self._number(each.value))
-                 for each in hangs.values() if each.kind in _KINDS]  # fmt: skip
-        told = {"calls": calls, "there": there, "opened": list(self._opened), "cut": self._cut}
+        told = {
+            "calls": calls,
+            "there": [(each.path, type(each.value).__name__, each.kind, self._number(each.value))
+                      for each in hangs.values() if each.kind in _KINDS],
+            "paths": {path: self._number(each.value) for each in hangs.values()
+                      if each.kind in (MODULE, *_KINDS) and each.depth <= DEEPEST_AGAIN
+                      for path in (each.path, *way.again.get(id(each.value), ())[:MOST_AGAIN])},
+            "steps": {each.path: _of_modules(each.value, parameters) for each in hangs.values()
+                      if isinstance(each.value, torch.optim.Optimizer)},
+            "opened": list(self._opened), "cut": self._cut,
+        }  # fmt: skip
         self._called, self._opened, self._cut = {}, {}, False
         data = json.dumps(told).encode()
         return whole(op, rank, STATE_CALLS, "", "utf8", (len(data),), data)
+
+
+MOST_AGAIN = 4
+"""Further paths of one object that are noted."""
+
+
+def _of_modules(optimizer: torch.optim.Optimizer, parameters: Collection[int]) -> tuple[int, int]:
+    """How many of an optimizer's parameters are those of modules, and how many it has."""
+    own = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return sum(key in parameters for key in own), len(own)
 
 
 _KINDS = (OPTIMIZER, SCHEDULER, SCALER)

@@ -37,6 +37,9 @@ from shardproof.trainer.rank.kinds import (
 )
 
 DEEPEST = 12
+DEEPEST_AGAIN = 3
+"""At which depth it is still noted that an object that was met hangs somewhere else too."""
+
 MOST_OBJECTS = 50_000
 MOST_NAMED = 3
 MOST_CHILDREN = 10_000
@@ -92,13 +95,15 @@ class Met:
 @dataclass
 class Walk:
     """Everything that was met and counts, in order, and which object holds which: identity → identities. `cut` names
-    containers and depths at which the walk stopped; `left` an owner, and what has a state beyond it and was left out.
+    containers and depths at which the walk stopped; `left` an owner, and what has a state beyond it and was left out;
+    `again` the further paths of modules, optimizers and schedulers, by identity.
     """
 
     met: list[Met] = field(default_factory=list)
     holds: dict[int, list[int]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
     left: dict[str, list[str]] = field(default_factory=dict)
+    again: dict[int, list[str]] = field(default_factory=dict)
 
     def below(self, start: int) -> Iterator[int]:
         """The identities of all objects that hang on an object, at any depth."""
@@ -130,6 +135,8 @@ def _walk(roots: Mapping[str, object], named: Collection[str], owners: frozenset
     while queue or later:
         here = queue.popleft() if queue else later.popleft()
         if id(here.value) in seen:
+            if here.kind in (MODULE, OPTIMIZER, SCHEDULER) and here.depth <= DEEPEST_AGAIN:
+                found.again.setdefault(id(here.value), []).append(here.path)
             continue
         seen.add(id(here.value))
         found.met.append(here)

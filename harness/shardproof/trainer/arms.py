@@ -68,6 +68,9 @@ optimizers had of each parameter when they stepped; which parameters have severa
 collectives a rank took part in; what a step did to gradients; which statements of its own files ran; which objects were
 asked for their state, or given one."""
 
+AT_THE_END = "at the end"
+"""The `where` of what is recorded when `fit` has returned."""
+
 ONE, TWO, NOT_HERE = "one", "two", "not here"
 """What a rank has under two names that must be one parameter; `not here` where it has not both of them."""
 

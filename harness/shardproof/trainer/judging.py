@@ -19,10 +19,11 @@ from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import NO_STATE, NOTE, TIED, Session
+from shardproof.trainer.arms import AT_THE_END, NO_STATE, NOTE, TIED, Session
 from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
+from shardproof.trainer.ends import End, ends_by_op
 from shardproof.trainer.epochs import other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
 from shardproof.trainer.given import (
@@ -77,6 +78,7 @@ class Judging:
     samples: operation → what the loss made of each sample. model_calls: → rank → the calls of its model.
     measured: operation → rank → what it did to gradients. ran: → which of the trainer's statements ran.
     state_calls: → whose state was asked for or given. numbers_given: → rank → whole numbers that its models were given.
+    ends: operation of a `fit` → what there was when it had returned, and what ran behind its last update.
     ties: two names that the trainer calls one parameter, and an operation → what the ranks said of them after it.
     """
 
@@ -105,6 +107,7 @@ class Judging:
     ran: Mapping[int, RanOfRanks]
     state_calls: Mapping[int, CallsOfRanks]
     numbers_given: Mapping[int, Mapping[int, Sequence[int]]]
+    ends: Mapping[int, End]
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
@@ -124,6 +127,7 @@ class Judging:
         for session, paths in zip(sessions, request["observations"], strict=False):
             records += records_of(paths, session, whole=session.name not in failures)
         notes = [r.data.decode() for r in records if r.role == NOTE]
+        ends, records = ends_by_op(records), [r for r in records if r.where != AT_THE_END]
         logical, problems = assemble([r for r in records if r.role not in NO_STATE])
         ties: dict[tuple[str, int], set[str]] = {}
         for record in records:
@@ -136,7 +140,7 @@ class Judging:
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
             collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
             ran_by_op(records), state_calls_by_op(records),
-            numbers_given_by_op(records),
+            numbers_given_by_op(records), ends,
         )  # fmt: skip
 
     def named(self, kind: str) -> Session | None:

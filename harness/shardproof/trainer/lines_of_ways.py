@@ -101,11 +101,13 @@ _OFTEN = re.compile(r"\.(backward|zero_grad)\(")
 
 class _Line(NamedTuple):
     """What is said of a statement. telling: how much it tells, the least the most. asks: the place of the statement
-    that reads what decides about it, which is its own or that of an `if`; None where nothing does."""
+    that reads what decides about it, which is its own or that of an `if`; None where nothing does. after: what is said
+    of that `if`."""
 
     telling: int
     text: str
     asks: tuple[str, int] | None
+    after: str = ""
 
 
 OfSessions = tuple[Sequence[Moment], Sequence[Moment]]
@@ -134,7 +136,12 @@ def of_two_ways(
     if not lines:
         return ""
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-    told = "; ".join(line.text for line in lines[:MOST_LINES])
+    said, texts = set[str](), list[str]()
+    for line in lines[:MOST_LINES]:
+        again = f", behind {line.asks[0]}:{line.asks[1]} too" if line.after in said and line.asks else line.after
+        texts.append(f"{line.text}{again}")
+        said.add(line.after)
+    told = "; ".join(texts)
     sets = _set_by([line.asks for line in lines[:MOST_LINES] if line.asks], rows, names, moments) if moments else ""
     return f"Of the lines {when or 'of this step'}, on rank 0: {told}{more}.{sets}"
 
@@ -160,8 +167,8 @@ def _lines(
         head = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
         chosen = [way.get((head.file, head.line), []) for way in ways] if head else []
         after, asked_for = _behind(head, chosen, names) if head and all(chosen) else ("", False)
-        asks = place if mine and its else (head.file, head.line) if head and after and not asked_for else None
-        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}{after}", asks)
+        asks = place if mine and its else (head.file, head.line) if head and after else None
+        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}", asks, after)
 
 
 MOST_SETTERS = 2

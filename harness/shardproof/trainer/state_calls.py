@@ -49,9 +49,9 @@ NOT_THERE = "that is not found on the trainer afterwards"
 
 class Calls(NamedTuple):
     """Of one or several operations. there: the optimizers, schedulers and scalers on the trainer after the latest.
-    opened: files, below the folder in which the checkpoints lie. cut: whether some calls were not seen. paths: path of a
-    module, an optimizer or a scheduler → the number of the object there after the latest. steps: path of an optimizer →
-    how many of its parameters are those of modules then, and how many it has."""
+    opened: files, below the folder in which the checkpoints lie. cut: whether some calls were not seen. paths: path of
+    a module, an optimizer or a scheduler → the number of the object there after the latest. steps: path of an optimizer
+    → how many of its parameters are those of modules then, and how many it has."""
 
     asked: tuple[Owner, ...] = ()
     given: tuple[Owner, ...] = ()

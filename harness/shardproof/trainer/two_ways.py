@@ -17,6 +17,7 @@ from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
+from shardproof.trainer.at_the_end import with_the_end
 from shardproof.trainer.backward_apart import averaged_apart, backward_apart, counts_of, same_lengths
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
@@ -142,6 +143,7 @@ def alike(judging: Judging, session: Session) -> None:
         told = _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
         counts = [_by_the_axis(judging, apart, each, _ratio((one, other))) for each in wrong]
         told = paragraphs(told, as_counts(counts) if all(counts) else "")
+    wrong, told = with_the_end(judging, session, wrong, told, (f"with {other}", f"with {one}"))
     judging.add(session.name, wrong, told, notes)
 
 

@@ -36,6 +36,7 @@ from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
     ANEW,
+    AT_THE_END,
     CUT,
     KEYS,
     NOTE,
@@ -164,7 +165,7 @@ class Rank:
             notes = list(self._notes(op.index))
             if self.measured.backwards:  # since the latest update, as of an accumulation that is not over
                 notes.append(self.measured.record(op.index, self.context.rank, self.parameters))
-            return notes
+            return [*notes, *self._at_the_end(op)]
         if not self.taken and op.arm in (RESUMED, STOPPED, SECOND_RESUME):
             return []  # the judge says that the run ended early
         if not self.taken:
@@ -173,6 +174,19 @@ class Rank:
                 "each update"
             )
         return [record._replace(op=op.index) for record in self.taken.pop(0)]
+
+    def _at_the_end(self, op: Op) -> list[Record]:
+        """The state when `fit` has returned; none where that cannot be looked at any more."""
+        if op.arm.startswith((CUT, STOPPED)):
+            return []
+        try:
+            with self._device():
+                records = [*self._state_of(self._asked()).records(op.index)]
+        except Exception:  # as of a trainer that has taken itself apart
+            return []
+        if self.ran.told:
+            records.append(self.ran.record(op.index, self.context.rank, {}))
+        return [record._replace(where=AT_THE_END) for record in records]
 
     def _alike(self, kind: str, paths: tuple[str, ...]) -> bool:
         """Whether all ranks see the same objects of a kind at the first look; asked of the process group's store, which
@@ -264,9 +278,7 @@ class Rank:
         return folder
 
     def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
-        local = patterns_of(self.trainer.local, self.described.local)
-        state = State(found, self.context.rank, self.context.mesh.world, local, self._alike,
-                      self.named, own_folders(self.built, self.context.directory))  # fmt: skip
+        state = self._state_of(found)
         yield from state.records(op)
         self.parameters = state.parameters
         self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
@@ -291,6 +303,11 @@ class Rank:
             data = json.dumps(sorted(told)).encode()
             yield whole(op, self.context.rank, SHARED, "", "utf8", (len(data),), data)
         yield from self._notes(op, state)
+
+    def _state_of(self, found: dict[str, Any]) -> State:
+        local = patterns_of(self.trainer.local, self.described.local)
+        return State(found, self.context.rank, self.context.mesh.world, local, self._alike,
+                     self.named, own_folders(self.built, self.context.directory))  # fmt: skip
 
     def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:
         """What the result says of the state that was found, from rank 0, as records that are not compared."""

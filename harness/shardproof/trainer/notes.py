@@ -28,6 +28,11 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
     return f"not compared, since the ranks of one mesh have it differently: {names}"
 
 
+def on_ranks_apart(keys: Iterable[tuple[str, str]]) -> str:
+    """What ranks have differently, so that the copies of some of them are in no comparison."""
+    return f"not compared, since ranks have it differently: {_few(keys)}; what most ranks have is, and no other copy"
+
+
 def idle(keys: Iterable[tuple[str, str]]) -> str:
     """Generators that are not compared."""
     names = ", ".join(sorted(name for _, name in keys)[:4])

@@ -27,7 +27,7 @@ Way = tuple[Values, Values]
 _NUMBER = re.compile(rb"(?:int|float) (\d+)(?:\.0)?")
 
 _OF_SCHEDULE = re.compile(r"(.*\.)?_step_count")
-"""Other than `last_epoch`, it does not begin again where a schedule does."""
+"""Other than `last_epoch`, it does not begin again where a schedule does; but not every schedule counts by it."""
 
 
 def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
@@ -109,13 +109,21 @@ def _moves(before: Values, after: Values) -> bool:
 
 
 def grown_by(kind: str, before: Values, after: Values) -> Iterator[tuple[Name, int]]:
-    """By how much each count grew. A count of the optimizer's that is not there yet is zero."""
+    """By how much each count grew. A count of the optimizer's that is not there yet is zero. A count of a schedule's
+    whose `last_epoch` grew otherwise is none, as of one that was made anew, or that counts its steps by that alone."""
     for name in after:
         if name[0] == kind and (kind == "step" or _OF_SCHEDULE.fullmatch(name[1])):
-            start, end = _count(before, name), _count(after, name)
-            start = 0 if start is None and kind == "step" else start
-            if start is not None and end is not None:
-                yield name, end - start
+            grown = _growth(before, after, name, 0 if kind == "step" else None)
+            epochs = _growth(before, after, (name[0], f"{name[1].removesuffix('_step_count')}last_epoch"), None)
+            if grown is not None and (kind == "step" or epochs in (None, grown)):
+                yield name, grown
+
+
+def _growth(before: Values, after: Values, name: Name, absent: int | None) -> int | None:
+    """By how much a count grew; None where it is none. absent: what it was where it was not there."""
+    start, end = _count(before, name), _count(after, name)
+    start = absent if start is None else start
+    return None if start is None or end is None else end - start
 
 
 def _count(values: Values, name: Name) -> int | None:

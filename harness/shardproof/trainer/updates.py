@@ -10,7 +10,7 @@ optimizer that counts nothing, beside no schedule.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from shardproof.diff import as_numbers
@@ -63,12 +63,17 @@ def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
     return ""
 
 
-def grouped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
+GROUPED = ("weight_decay", "lr")
+"""Settings by which parameters may be sorted into param groups."""
+
+
+def grouped_apart(first: Values, own: Values, names: tuple[str, str], *, settings: Sequence[str] = GROUPED) -> str:
     """A sentence about parameters that are in another param group in one of two ways than in the other, and have
-    another weight decay or learning rate there; empty where there are none. names: of the two ways."""
+    another weight decay or learning rate there; empty where there are none. names: of the two ways. settings: which
+    of the two are looked at."""
     if _groups(first) == _groups(own):
         return ""
-    for setting in ("weight_decay", "lr"):
+    for setting in settings:
         mine, its = (_of_groups(values, setting) for values in (first, own))
         every = sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name])
         apart = [name for name in every if (mine[name], its[name]) == (mine[every[0]], its[every[0]])]

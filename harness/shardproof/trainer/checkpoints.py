@@ -59,7 +59,7 @@ def names_in(folder: Path) -> tuple[str, ...]:
 
 
 def _text_of(file: Path) -> str | None:
-    """What a file of text says; None of any other."""
+    """The content of a text file; None of a file that is no text, or that is too large."""
     try:
         return file.read_bytes().decode() if file.stat().st_size <= MOST_OF_A_TEXT else None
     except UnicodeDecodeError:

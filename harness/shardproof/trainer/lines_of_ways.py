@@ -244,12 +244,12 @@ def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
 
 
 def _texts(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
-    """What some statements read or made under a path, each once."""
+    """The texts of values that statements read or made under a path, without repetitions."""
     return list(dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path))
 
 
 def _paths(ran: Sequence[Statement], kind: int) -> list[str]:
-    """What some statements name that they read or made."""
+    """The paths of values that statements read or made."""
     paths = dict.fromkeys(told.path for one in ran if one.kind == kind for told in one.values)
     return [path for path in paths if not path.startswith(BEHIND)]
 

@@ -207,7 +207,7 @@ def schedule_stands_still(rates: str, steps: int, program: str = "") -> str:
 
 
 def schedule_goes_on(steps: int, program: str) -> str:
-    """A note on a learning rate that moves, of which nobody knows what it does later. program: a longer one."""
+    """A note on a learning rate that moves, and that may do something else later. program: with more steps."""
     return (
         f"the learning rate moves in the {steps} steps that were run: what it does later, as at the end of a warm-up "
         f"or at a restart, was not tried; `--program '{program}'` may try it"

@@ -90,7 +90,7 @@ def state_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Calls]]:
 
 
 def joined(calls: Iterable[OfRanks]) -> Calls:
-    """Those of all ranks in some operations, in turn."""
+    """The calls of all ranks in some operations, in turn."""
     found = Calls()
     for ranks in calls:
         for rank in sorted(ranks):
@@ -123,7 +123,7 @@ def whose_state(steps: Calls, save: Calls, load: Calls, found: Sequence[Differen
 
 
 def _not_given(asked: Sequence[Owner], given: Sequence[Owner]) -> list[str]:
-    """That a load gives nothing to what a save asks, and to which other object instead."""
+    """Sentences on objects that a save asks and to which a load gives no state, and on objects that get it instead."""
     lacking = [one for one in asked if one.path and one.path not in {each.path for each in given}]
     instead = [one for one in given if one.path not in {each.path for each in asked}]
     if not lacking:

@@ -125,7 +125,7 @@ def grown_by(kind: str, before: Values, after: Values) -> Iterator[tuple[Name, i
 
 
 def _growth(before: Values, after: Values, name: Name, absent: int | None) -> int | None:
-    """By how much a count grew; None where it is none. absent: what it was where it was not there."""
+    """By how much a value grew; None of a value that is no count. absent: the count before, where there was none."""
     start, end = _count(before, name), _count(after, name)
     start = absent if start is None else start
     return None if start is None or end is None else end - start

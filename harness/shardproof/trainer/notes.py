@@ -30,7 +30,9 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
 
 def on_ranks_apart(keys: Iterable[tuple[str, str]]) -> str:
     """What ranks have differently, so that the copies of some of them are in no comparison."""
-    return f"not compared, since ranks have it differently: {_few(keys)}; what most ranks have is, and no other copy"
+    return (
+        f"not compared, since ranks have it differently: {_few(keys)}; only the copy that most ranks have is compared"
+    )
 
 
 def idle(keys: Iterable[tuple[str, str]]) -> str:

@@ -371,10 +371,8 @@ def test_a_copy_that_no_resume_compares_is_noted(folder: Path) -> None:
 
     found = {arm["name"]: arm for arm in OwnRate(simulation(folder).scenario).judged(folder)["arms"]}
     assert found["resumed"]["verdict"] == "pass"
-    assert (
-        "not compared, since ranks have it differently: setting group0.lr; what most ranks have is, and no other copy"
-        in found["resumed"]["notes"]
-    )
+    told = "ranks have it differently: setting group0.lr; only the copy that most ranks have is compared"
+    assert f"not compared, since {told}" in found["resumed"]["notes"]
 
 
 @pytest.mark.parametrize(("of", "hint"), [("", ""), (OF_BEFORE, f". {MADE_TOO_EARLY}")])

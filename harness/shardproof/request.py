@@ -26,6 +26,7 @@ class Request:
     * json, junit: further files to write.
     * quiet: no progress is shown.
     * ray: the cluster that scenarios run on; none for this machine.
+    * goes_on: the run of the folder that goes on with this plan; what it has a verdict of is not run again.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Request:
     junit: Path | None = None
     quiet: bool = False
     ray: OnRay | None = None
+    goes_on: str = ""
 
     def versions(self) -> dict[str, str]:
         """The release of everything that a run's results depend on, as the interpreter of its ranks has them."""

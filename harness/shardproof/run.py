@@ -73,8 +73,12 @@ def run(request: Request) -> Outcome:
 def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
     """The run to work on, and the scenarios of it that have no verdict yet.
 
-    That is the folder's latest run if it was cut off and has the same plan and releases; otherwise a new one.
+    That is the one that the request names, or the folder's latest run if it was cut off and has the same plan and
+    releases; otherwise a new one.
     """
+    if request.goes_on:
+        store.replan(request.goes_on, request.plan.scenarios)
+        return request.goes_on, store.unfinished(request.goes_on)
     latest, releases = store.latest_run(), request.versions()
     planned = {scenario.id for scenario in request.plan.scenarios}
     if latest and _goes_on(store, store.run(latest), planned, releases):

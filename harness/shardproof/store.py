@@ -160,6 +160,18 @@ class Store:
         )
         cursor.executemany("INSERT OR IGNORE INTO planned VALUES (?, ?, ?, ?, ?, ?)", rows)
 
+    def replan(self, run_id: str, scenarios: Iterable[Scenario]) -> None:
+        """Have a run go on with these scenarios and no others, though it may have ended: what else it planned is
+        dropped with its verdict, and the verdicts of the others are kept."""
+        every = list(scenarios)
+        kept = {scenario.id for scenario in every}
+        gone = [(run_id, scenario.id) for scenario in self.planned(run_id) if scenario.id not in kept]
+        with self._writing() as cursor:
+            cursor.execute("UPDATE runs SET ended_at = NULL WHERE id = ?", (run_id,))
+            self._plan(cursor, run_id, every)
+            for table in ("planned", "results", "observations", "elements"):
+                cursor.executemany(f"DELETE FROM {table} WHERE run_id = ? AND scenario_id = ?", gone)
+
     def observed(self, run_id: str, scenario_id: str, blob: bytes) -> None:
         """Store a scenario's packed observation; a later one of the same scenario replaces it."""
         self.observed_many(run_id, [(scenario_id, blob)])

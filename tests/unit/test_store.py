@@ -45,6 +45,21 @@ def test_plan_results_and_resume(path: Path) -> None:
         assert store.run(run).ended_at is not None
 
 
+def test_a_run_that_has_ended_goes_on_with_another_plan(path: Path) -> None:
+    first, second, third = samples.every_kind()[:3]
+    with Store(path) as store:
+        run = store.begin_run([], 0, {}, planned=[first.scenario, second.scenario])
+        store.finished_many(run, [first, second])
+        store.observed(run, second.id, b"seen")
+        store.end_run(run)
+        store.replan(run, [first.scenario, third.scenario])
+        assert (store.latest_run(), store.run(run).ended_at) == (run, None)
+        assert store.planned(run) == [first.scenario, third.scenario]
+        assert (store.results(run), store.unfinished(run)) == ([first], [third.scenario])
+        store.finished(run, third)
+        assert store.results(run) == [first, third]
+
+
 def test_an_empty_database_has_no_run(path: Path) -> None:
     with Store(path) as store:
         assert store.latest_run() is None

@@ -439,25 +439,29 @@ def inspect(checkpoint: Path) -> int:
     shardproof inspect checkpoints/step-100
     """
     from shardproof.compare.listing import listed
-    from shardproof.compare.text import foreign_names
+    from shardproof.compare.text import foreign_names, unread_files
     from shardproof.protocol.registry import all_systems
-    from shardproof.readers.description import check_complete, describe, is_foreign, render_description
+    from shardproof.readers.description import beside, check_complete, describe, is_foreign, render_description
     from shardproof.readers.errors import CheckpointError, UnfamiliarError
 
     load_plugins(())
     foreign: tuple[str, ...] = ()
     try:
         rows = describe(checkpoint)
+        unread = beside(checkpoint)
     except CheckpointError as error:
         if not is_foreign(checkpoint) and not isinstance(error, UnfamiliarError):
             raise
+        layouts = [layout for system in all_systems() for layout in system.layouts]
         try:
-            rows, foreign = listed(checkpoint, [layout for system in all_systems() for layout in system.layouts])
+            rows, foreign, unread = listed(checkpoint, layouts)
         except CheckpointError as refused:
             raise refused.with_example("shardproof inspect checkpoints/step-100") from None
     print(render_description(rows), end="")
     if foreign:
         print(foreign_names(foreign))
+    if unread:
+        print(unread_files(unread))
     check_complete(checkpoint, rows)
     return ExitStatus.OK
 

@@ -180,7 +180,8 @@ def _examined(file: str, asked: Asked) -> int:
     from shardproof.space.plan import Plan
     from shardproof.trainer.arms import program_of
     from shardproof.trainer.described import described
-    from shardproof.trainer.text import lead_to_alike, render
+    from shardproof.trainer.longer import cut_short, longer, told_of
+    from shardproof.trainer.text import cell_text, lead_to_alike, render
 
     found = described(file)
     modules = load_plugins((found.plugin,))
@@ -208,14 +209,25 @@ def _examined(file: str, asked: Asked) -> int:
         ray=ray,
     )  # fmt: skip
     ended = execute(request)
+    cut: dict[Scenario, str] = {}
     if not ended.interrupted and asked.program == ARMS and not asked.faults:
-        later = _in_a_later_epoch(ended.report.results)
-        planned += later
-        ended = execute(replace(request, plan=Plan(tuple(planned)))) if later else ended
+        more = longer(found, ended.report.results)
+        if later := [*_in_a_later_epoch(ended.report.results), *more]:
+            planned += later
+            ended = execute(replace(request, plan=Plan(tuple(planned)), goes_on=ended.report.run.id))
+            cut = {
+                one.scenario: why for one in ended.report.results if one.scenario in more and (why := cut_short(one))
+            }
+        if cut and not ended.interrupted:
+            planned = [scenario for scenario in planned if scenario not in cut]
+            ended = execute(replace(request, plan=Plan(tuple(planned)), goes_on=ended.report.run.id))
     order = {scenario.id: place for place, scenario in enumerate(planned)}
     results = sorted(ended.report.results, key=lambda result: order.get(result.id, len(order)))
     _require_importable(found, results)
-    print(render(found, results, ended.report.place, ended.report.again), end="")
+    tried = {scenario.program for scenario in cut}
+    print(render(found, results, ended.report.place, ended.report.again, tried), end="")
+    for scenario, why in cut.items():
+        print(told_of(cell_text(scenario), why))
     print(f"report: {ended.page}")
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
@@ -232,9 +244,11 @@ MOST_LATER = 2
 def _in_a_later_epoch(results: Sequence[Result]) -> list[Scenario]:
     """The first cells whose resume is right with a save in the first epoch of their data, with as many steps as it
     takes to save in a later one, where another order or another place may be lost."""
+    from shardproof.trainer.arms import TRAINS
     from shardproof.trainer.epochs import later_program
 
-    programs = ((result, later_program(note for arm in result.arms for note in arm.notes)) for result in results)
+    programs = ((result, later_program(note for arm in result.arms if arm.name != TRAINS for note in arm.notes))
+                for result in results)  # fmt: skip
     later = [replace(result.scenario, program=program) for result, program in programs if program]
     return sorted(later, key=lambda scenario: scenario.options)[:MOST_LATER]
 

@@ -95,6 +95,18 @@ def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[
     return unread
 
 
+def not_read(contents: Contents) -> list[Path]:
+    """The files below a checkpoint's folder of which nothing was read, nor is: those that no format has taken. Files
+    that hold nothing, and those that a distributed checkpoint's index speaks of, are none of them."""
+    below = sorted(contents.path.rglob("*")) if contents.path.is_dir() else []
+    files = [path for path in below if path.is_file() and not path.is_symlink() and path.stat().st_size]
+    return [path for path in files if not contents.files.used(path) and not _is_of_index(path)]
+
+
+def _is_of_index(path: Path) -> bool:
+    return path.name.endswith(".distcp") and (path.parent / distributed.METADATA).is_file()
+
+
 _Adds = Callable[[Contents, KeyPath], str]
 
 

@@ -15,13 +15,14 @@ import hashlib
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from shardproof.compare.contents import Contents, Entry, Plain, Reading, Tensor
 from shardproof.compare.coverage import flaw
 from shardproof.compare.dtypes import raw_of
-from shardproof.compare.formats import open_contents
+from shardproof.compare.formats import not_read, open_contents
 from shardproof.protocol.checkpoint_layout import Layout
 from shardproof.readers.description import DIGITS, Row, row_of_plain
 
@@ -29,8 +30,17 @@ CHUNK = 1 << 20
 """So many elements of a tensor are held at once."""
 
 
-def listed(path: Path, layouts: Iterable[Layout[Contents]]) -> tuple[list[Row], tuple[str, ...]]:
-    """Every key of a checkpoint, by name, and the names in its pickles that are no plain data.
+class Listed(NamedTuple):
+    """Every key of a checkpoint, by name; the names in its pickles that are no plain data; and the files in its folder
+    of which nothing was read."""
+
+    rows: list[Row]
+    foreign: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+def listed(path: Path, layouts: Iterable[Layout[Contents]]) -> Listed:
+    """What a checkpoint holds.
 
     Raises:
         CheckpointError: it is missing, damaged, in a form that nobody here knows, or holds no tensor.
@@ -39,9 +49,10 @@ def listed(path: Path, layouts: Iterable[Layout[Contents]]) -> tuple[list[Row], 
     try:
         rows = [_row(key, entry) for key, entry in sorted(contents.entries.items())]
         contents.finish()
+        unread = tuple(str(file.relative_to(path)) for file in not_read(contents))
     finally:
         contents.files.close()
-    return rows, tuple(sorted(contents.foreign))
+    return Listed(rows, tuple(sorted(contents.foreign)), unread)
 
 
 def _row(key: str, entry: Entry) -> Row:

@@ -81,6 +81,12 @@ def foreign_names(names: Sequence[str]) -> str:
     return f"names in its pickles, taken as text and not executed: {shown}"
 
 
+def unread_files(names: Sequence[str]) -> str:
+    """The files in a checkpoint's folder of which nothing was read, the first few of them."""
+    shown = ", ".join(names[:FOREIGN]) + ("" if len(names) <= FOREIGN else ", …")
+    return f"not read: {shown}"
+
+
 def _verdict(comparison: Comparison) -> Iterator[str]:
     yield verdict_of(comparison)
     if comparison.left_out:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardproof.observe.record import ITEMSIZE
 from shardproof.readers.errors import bad
-from shardproof.readers.pieces import ObjectPiece, Piece, TensorPiece, key_of, pieces
+from shardproof.readers.pieces import FULL_FILE, ObjectPiece, Piece, TensorPiece, key_of, pieces
 
 DIGITS = 12
 """So many hex digits of a SHA-256 tell one value from another."""
@@ -64,6 +64,16 @@ def is_foreign(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(2) != b"PK"
+
+
+def beside(path: Path) -> tuple[str, ...]:
+    """The files in a folder of which `describe` reads nothing."""
+    if not path.is_dir():
+        return ()
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
+    whole = path / FULL_FILE
+    read = [whole] if whole.is_file() else [file for file in files if file.name.endswith((".metadata", ".distcp"))]
+    return tuple(str(file.relative_to(path)) for file in files if file not in read)
 
 
 def check_complete(path: Path, rows: Sequence[Row]) -> None:

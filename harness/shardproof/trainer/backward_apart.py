@@ -86,6 +86,13 @@ def same_lengths(one: Ranks, other: Ranks, near: float) -> bool:
     return bool(mine) and mine.keys() == its.keys() and same
 
 
+def some_come_out_alike(one: Ranks, other: Ranks, near: float) -> bool:
+    """Whether optimizers have a gradient of some parameter that is as long in the one way as in the other, which what
+    scales the whole loss would have reached too."""
+    mine, its = (_lengths(way, after=False) for way in (one, other))
+    return any(mine[name] and isclose(mine[name], its.get(name, -1.0), rel_tol=near) for name in mine)
+
+
 def counts_of(ranks: Ranks, calls: Mapping[int, Sequence[Call]]) -> dict[str, int]:
     """What a step has so and so often."""
     own = calls.get(min(ranks), ()) if ranks else ()

@@ -65,12 +65,15 @@ def calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Called]]:
     return found
 
 
-def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0) -> str:
+def where_they_part(
+    first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0, *, stepped: bool = True
+) -> str:
     """A sentence about the first module that comes to something else; empty where no module was seen.
 
     Args:
         first, own: rank → calls, of either way. names: how a sentence about either begins, such as `With shard=no`.
-        near: up to which share of its norm an output counts as the same; 0 for its bits.
+        near: up to which share of its norm an output counts as the same; 0 for its bits. stepped: whether an optimizer
+            may have had a gradient of what differs.
     """
     ranks = sorted(first.keys() & own.keys())
     anew = (_recomputed(way[rank], name) for rank in ranks for way, name in zip((first, own), names, strict=True)
@@ -81,10 +84,10 @@ def where_they_part(first: OfRanks, own: OfRanks, names: tuple[str, str], near: 
     if told or not number or any(not _same(first[rank], own[rank], near) for rank in ranks):
         return told
     equal = "equal up to rounding" if near else "equal"
-    return (
-        f"In this step the outputs of all {number} calls of modules are {equal}: look at the backward, at how "
-        "gradients are reduced, and at the optimizer."
-    )
+    told = f"In this step the outputs of all {number} calls of modules are {equal}"
+    if not stepped:
+        return f"{told}, and no optimizer had a gradient of what differs."
+    return f"{told}: look at the backward, at how gradients are reduced, and at the optimizer."
 
 
 def _apart(first: Sequence[Call], own: Sequence[Call], rank: int, near: float) -> str:

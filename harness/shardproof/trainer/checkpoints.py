@@ -9,7 +9,7 @@ from typing import Any
 
 from shardproof.compare.contents import Contents, Plain
 from shardproof.compare.differences import EntryDifference
-from shardproof.compare.formats import open_contents
+from shardproof.compare.formats import add_everything, not_read, open_contents
 from shardproof.compare.misplaced import read_all
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
@@ -42,13 +42,28 @@ def _is_of_the_folder(one: EntryDifference, folders: tuple[str, ...]) -> bool:
     return whole and without_folders(one.a, folders) == without_folders(one.b, folders)
 
 
+MOST_OF_A_TEXT = 1 << 20
+"""Bytes of a text in which names are looked for."""
+
+
 def names_in(folder: Path) -> tuple[str, ...]:
-    """The names of all tensors and plain values in a folder's checkpoint; none where nothing here reads its form."""
+    """The names of all tensors and plain values in a folder's checkpoint, and the texts of files such as JSON that have
+    names of their own; none where nothing here reads one of its files."""
     try:
         with _opened(folder) as contents:
-            return tuple(contents.entries)
+            beside = add_everything(contents, not_read(contents), _layouts())
+            texts = [_text_of(file) for file in beside]
+            return (*contents.entries, *filter(None, texts)) if None not in texts else ()
     except UsageError:
         return ()
+
+
+def _text_of(file: Path) -> str | None:
+    """The content of a text file; None of a file that is no text, or that is too large."""
+    try:
+        return file.read_bytes().decode() if file.stat().st_size <= MOST_OF_A_TEXT else None
+    except UnicodeDecodeError:
+        return None
 
 
 def held_under(folder: Path, values: Mapping[str, Value]) -> dict[str, str]:

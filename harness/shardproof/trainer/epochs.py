@@ -90,6 +90,8 @@ def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str
 
 
 def later_program(notes: Iterable[str]) -> str:
-    """The program that `first_epoch_alone` proposes, with the sessions of a resume; empty where no note has one."""
-    found = next(filter(None, (re.search(r"`--program '(arms \d+ \d+)'`", note) for note in notes)), None)
-    return f"{found[1]} twice resumed second-resume" if found else ""
+    """The program that the first note with one proposes, such as that of `first_epoch_alone`; with the sessions of a
+    resume, if it names none. Empty where no note has one."""
+    named = r"`--program '(arms \d+ \d+)((?: [a-z-]+)*)'`"
+    found = next(filter(None, (re.search(named, note) for note in notes)), None)
+    return f"{found[1]}{found[2] or ' twice resumed second-resume'}" if found else ""

@@ -9,7 +9,7 @@ from shardproof.diff import as_numbers, numpy_dtype
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import GRADIENTS
-from shardproof.trainer.every_mesh import Values, without_rank
+from shardproof.trainer.every_mesh import Name, Values, without_rank
 from shardproof.trainer.rounding import HALVES, PARAMS
 from shardproof.trainer.telling import one_or_many
 
@@ -130,6 +130,18 @@ def has_master(name: str, values: Values, seen: OfParameters) -> bool:
     dtype = numpy_dtype(own.dtype)
     return any(len(own.data) * 2 == len(one.data) and as_numbers(one).astype(dtype).tobytes() == own.data
                for one in wide)  # fmt: skip
+
+
+def may_be_stepped(names: Iterable[Name], ways: Iterable[OfParameters]) -> bool:
+    """Whether an optimizer may have had a gradient of what has one of these names: unless all are parameters, and it is
+    known that optimizers had none of them, nor stepped copies of any.
+
+    Args:
+        names: with their roles. ways: what optimizers had of each parameter in a step, in each of two ways.
+    """
+    seen, every = list(ways), list(names)
+    known = all(role == PARAMS for role, _ in every) and all(own and COPIES not in own for own in seen)
+    return not known or any(own.get(name, NONE) not in (NONE, FROZEN) for own in seen for _, name in every)
 
 
 def are_frozen(names: Sequence[str], seen: OfParameters) -> bool:

@@ -72,6 +72,7 @@ from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
     not_loaded,
+    on_ranks_apart,
 )
 from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
@@ -288,6 +289,8 @@ class Judge(Judging):
             self.between = None  # what a step made of them is no mechanism
         unseen = self.idle | self.seeded_anew
         notes += [*more, *([idle(unseen)] if unseen else [])]
+        unequal = self.on_ranks_apart(resumed, self.whole, (self.saved, load))
+        notes += [on_ranks_apart(unequal)] if unequal else []
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         saves = self.named(CUT) or self.whole
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)

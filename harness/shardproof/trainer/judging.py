@@ -340,6 +340,13 @@ class Judging:
             if op.kind == "step" and op.iteration >= self.before and there >= 0 and seen:
                 yield there, op.index
 
+    def on_ranks_apart(self, session: Session, other: Session, ops: tuple[int, int]) -> set[tuple[str, str]]:
+        """What ranks have differently where two sessions are compared: after two operations, and after the steps that
+        they share."""
+        seen = {*ops, *(op for pair in self.in_turn(session, other) for op in pair)}
+        conflicts = (one.key for one in self.problems if one.kind == "replica_conflict" and one.key.op in seen)
+        return {(key.role, key.fqn) for key in conflicts}
+
     def with_its_end(self, session: Session, found: list[Difference], sentence: str) -> tuple[list[Difference], str]:
         """The differences of a session and their sentence or, where nothing else differs and a session with `fit` made
         fewer updates than it should have, that."""

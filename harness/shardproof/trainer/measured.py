@@ -236,6 +236,9 @@ NOT_MEASURED = (
 )
 
 
+NO_STEP = "no optimizer of torch steps in it on rank 0"
+
+
 def portrait(
     ranks: Mapping[int, OfStep], calls: Mapping[int, Sequence[Call]], collectives: Mapping[int, OfRank], before: At,
     rates: Sequence[str],
@@ -251,13 +254,35 @@ def portrait(
     if own := calls.get(0):
         lines.append(f"data: rank 0 calls the model {times(len(own))}, with {_rows(own)}")
     lines += [f"loss: {told}" for told in [_loss(calls)] if told]
-    lines.append(f"order: {_in_order(first)}")
-    lines.append(f"gradients: {_between(ranks) or NOT_MEASURED}")
+    others = _stepping_alone(ranks)
+    lines.append(f"order: {_in_order(first)}{f' on rank 0, while one steps on {others}' if others else ''}")
+    lines.append(f"gradients: {_of_gradients(ranks, others)}")
     lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
     lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
     return lines
+
+
+def _stepping_alone(ranks: Mapping[int, OfStep]) -> str:
+    """The ranks on which an optimizer steps while none does on rank 0, such as `rank 1`; empty where one does there, or
+    nowhere."""
+    stepping = [str(rank) for rank, step in sorted(ranks.items()) if step.steps]
+    if not stepping or 0 not in ranks or ranks[0].steps:
+        return ""
+    return f"rank{'s' * (len(stepping) > 1)} {', '.join(stepping)}"
+
+
+def _of_gradients(ranks: Mapping[int, OfStep], others: str) -> str:
+    """What becomes of gradients, or why that is not measured. others: see `_stepping_alone`."""
+    told = _between(ranks)
+    if others:
+        return f"{NO_STEP}, while one does on {others}{f', where {told}' if told else ''}"
+    skipped = 0 in ranks and ranks[0].backwards and not ranks[0].steps
+    return told or (f"not measured, since {NO_STEP}, {AS_SKIPPED}" if skipped else NOT_MEASURED)
+
+
+AS_SKIPPED = "as where a loss scaler skips the step, or an engine steps by itself"
 
 
 def _in_order(step: OfStep) -> str:

@@ -28,6 +28,13 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
     return f"not compared, since the ranks of one mesh have it differently: {names}"
 
 
+def on_ranks_apart(keys: Iterable[tuple[str, str]]) -> str:
+    """What ranks have differently, so that the copies of some of them are in no comparison."""
+    return (
+        f"not compared, since ranks have it differently: {_few(keys)}; only the copy that most ranks have is compared"
+    )
+
+
 def idle(keys: Iterable[tuple[str, str]]) -> str:
     """Generators that are not compared."""
     names = ", ".join(sorted(name for _, name in keys)[:4])
@@ -192,11 +199,20 @@ def step_at_rate_zero(step: int, rate: str) -> str:
     )
 
 
-def schedule_stands_still(rates: str, steps: int) -> str:
-    """A note on a schedule that changes no rate in the whole run."""
+def schedule_stands_still(rates: str, steps: int, program: str = "") -> str:
+    """A note on a schedule that changes no rate in the whole run. program: a longer one, if there is one to try."""
+    how = f"`--program '{program}'` may try it" if program else "`steps` can be more, or the milestone sooner"
     return (
         f"the learning rate is {rates} in each of the {steps} steps, though there is a schedule: what it does later, "
-        "as at a milestone, was not tried; `steps` can be more, or the milestone sooner"
+        f"as at a milestone, was not tried; {how}"
+    )
+
+
+def schedule_goes_on(steps: int, program: str) -> str:
+    """A note on a learning rate that moves, and that may do something else later. program: with more steps."""
+    return (
+        f"the learning rate moves in the {steps} steps that were run: what it does later, as at the end of a warm-up "
+        f"or at a restart, was not tried; `--program '{program}'` may try it"
     )
 
 
@@ -214,12 +230,15 @@ def buffers_stay_zero(names: Sequence[str]) -> str:
     return f"{len(names)} {many} zero and stay{'s' * (len(names) == 1)} so: {', '.join(names[:3])}{more}"
 
 
+AS_NAN = "as NaN or infinity, so that no arm could see what else goes wrong"
+
+
 def no_numbers(names: Sequence[str], first: str) -> str:
     """Parameters that end as NaN or infinity. first: where the first one is, as a sentence; empty where unknown."""
     which = f"{names[0]} ends" if len(names) == 1 else f"{len(names)} parameters end, such as {names[0]},"
     asked = "a division by a norm or by a count that is zero, a loss scale, memory that is read before it is written?"
     told = first or f"Where does the first one come from: {asked}"
-    return f"{which} as NaN or infinity, so that no arm could see what else goes wrong. {told}"
+    return f"{which} {AS_NAN}. {told}"
 
 
 def schedule_runs_on(step: int, scale: tuple[str, str]) -> str:

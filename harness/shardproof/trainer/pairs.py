@@ -32,6 +32,8 @@ class Between:
     * step: the number of the step that the operation is; -1 of another one. earlier: how many steps of the same session
       that changed a parameter came before it, after each of which the two were equal.
     * rates: by which factor the learning rates of two ways are apart; 0 where they are alike, or it is not one factor.
+    * stepped: of each of two ways, name of a parameter → the number of its param group, and the learning rate with
+      which an optimizer stepped it.
     * rates_differ: whether learning rates of two ways are not alike, by one factor or by several.
     * ratio: of the two values of the axis, of two ways; 0 where they are no numbers.
     * seed: that the session of the observed moment was begun with, as its `cell.seed`; -1 if nobody knows it.
@@ -51,6 +53,7 @@ class Between:
     rates: float = 0.0
     ratio: float = 0.0
     rates_differ: bool = False
+    stepped: tuple[Mapping[str, tuple[int, float]], Mapping[str, tuple[int, float]]] = ({}, {})
     seed: int = -1
 
     def moved(self, role: str) -> list[str]:

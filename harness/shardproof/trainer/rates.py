@@ -8,12 +8,14 @@ from math import isclose
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import BESIDE, Name
+from shardproof.trainer.every_mesh import BESIDE, Name, without_rank
+from shardproof.trainer.telling import one_or_many
 
 ZERO = {b"float 0.0", b"int 0"}
 """Rates that let nothing move."""
 
 _GROUP = re.compile(r"\bgroup(\d+)\.lr$")
+_PARAMS = re.compile(r"\bgroup(\d+)\.params$")
 
 
 def rates_in(values: Mapping[Name, Value]) -> set[bytes]:
@@ -41,6 +43,42 @@ def rates_apart(first: Mapping[Name, Value], own: Mapping[Name, Value], names: t
     if not told:
         return "", 0.0
     return f"{told[0][0].upper()}{told[0][1:]}.", factors.pop() if len(factors) == 1 else 0.0
+
+
+Used = Mapping[str, tuple[int, float]]
+"""Parameter → the number of its param group, and the rate with which an optimizer stepped it."""
+
+
+def used_rates(rates: Sequence[float | None], values: Mapping[Name, Value]) -> dict[str, tuple[int, float]]:
+    """The rates that parameters were stepped with; none where nobody knows which group has which rate.
+
+    Args:
+        rates: of the param groups with which the latest optimizer of a step stepped. values: what there was after it.
+    """
+    groups = [(_PARAMS.search(name), value) for (role, name), value in values.items() if role == "setting"]
+    named = {int(found[1]): value.data.decode().split("\n") for found, value in groups if found}
+    if sorted(named) != list(range(len(rates))) or sum(found is not None for found, _ in groups) != len(rates):
+        return {}
+    known = ((number, rate) for number, rate in enumerate(rates) if rate is not None)
+    return {without_rank(name): (number, rate) for number, rate in known for name in named[number] if name}
+
+
+def used_rates_apart(one: Used, other: Used, names: tuple[str, str]) -> tuple[str, float]:
+    """As `rates_apart`, of the rates that were used in a step."""
+    both = one.keys() & other.keys()
+    pairs = {name: (one[name], other[name]) for name in one if name in both}
+    apart = [name for name, (mine, its) in pairs.items() if mine[1] != its[1]]
+    if not apart:
+        return "", 0.0
+    (group, rate), (_, its) = pairs[apart[0]]
+    alike = [name for name in apart if (pairs[name][0][1], pairs[name][1][1]) == (rate, its)]
+    what = f"the learning rate of group {group}" if all(mine[0] == two[0] for mine, two in pairs.values()) else (
+        f"the learning rate of {one_or_many(alike)}"
+    )  # fmt: skip
+    factors = {two / mine for (_, mine), (_, two) in pairs.values() if mine}
+    told = f"{what} is {rate:.6g} with {names[0]} and {its:.6g} with {names[1]} in this step"
+    more = ", and that of others the same" if len(alike) < len(pairs) and len(factors) > 1 and 1.0 in factors else ""
+    return f"{told[0].upper()}{told[1:]}{more}.", factors.pop() if len(factors) == 1 else 0.0
 
 
 def of_rates(

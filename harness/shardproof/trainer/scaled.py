@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardproof.diff import as_numbers
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
-from shardproof.trainer.every_mesh import Name
+from shardproof.trainer.every_mesh import Name, without_rank
 from shardproof.trainer.gradients import GRADIENT
 from shardproof.trainer.pairs import Between, Pair
 
@@ -64,6 +64,8 @@ _NUMBER = re.compile(r"float ([-+.\de]+)")
 
 NOT_STEPPED = "No optimizer had a gradient of them: look at what else writes them, such as an average of others."
 
+CHANGE_OF_PARAMS = "change of param"
+
 PER_TENSOR = 2
 """With more factors than that among tensors, nobody would see what they have in common."""
 
@@ -95,6 +97,8 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
     right = [name for name in every if name not in wrong]
     if right:
         which = f"in {len(wrong)} of {len(every)} tensors{in_common(wrong, right)}, and right in the others{when}"
+        if rates := _as_rates(what, wrong, factor, between):
+            return f"{told}, {which}, as is the learning rate of their param group: {rates}{_of_groups(between)}"
         if _is_ratio(factor, between.ratio):
             return f"{told}, {which}, {OF_THE_AXIS}"
         if between.gradients and not any(between.gradients.get(name) == GRADIENT for name in wrong):
@@ -137,10 +141,34 @@ def _of_tensors(what: str, changes: Mapping[str, Change], every: Sequence[str], 
         return ""
     (few, one), (most, other) = sorted(zip(groups, factors, strict=True), key=lambda each: len(each[0]))
     which = f"in {len(few)} of {len(every)} tensors{in_common(few, most)}"
+    told = f"Every {what} is {one:.4g} times what it should be {which}, and {other:.4g} times in the others"
+    rates = [_as_rates(what, names, factor or 0.0, between) for names, factor in ((few, one), (most, other))]
+    if all(rates):
+        return f"{told}{_when(between)}, as are their learning rates: {' and '.join(rates)}{_of_groups(between)}"
     return (
-        f"Every {what} is {one:.4g} times what it should be {which}, and {other:.4g} times in the others"
-        f"{_when(between)}: look at what scales the loss or the gradients that reach the one and not the others."
+        f"{told}{_when(between)}: look at what scales the loss or the gradients that reach the one and not the others."
     )
+
+
+def _as_rates(what: str, names: Sequence[str], factor: float, between: Between) -> str:
+    """The learning rates that some parameters were stepped with, where they are apart by the factor by which all of
+    their changes are; empty where they are not, or where nobody knows them."""
+    pairs = {tuple(way.get(without_rank(name), (0, 0.0))[1] for way in between.stepped) for name in names}
+    if what != CHANGE_OF_PARAMS or not all(one and abs(factor - other / one) <= NEAR * factor for one, other in pairs):
+        return ""
+    return ", ".join(f"{other:.6g} in the place of {one:.6g}" for one, other in sorted(pairs))
+
+
+def _of_groups(between: Between) -> str:
+    """Where to look if rates of param groups are apart in a step; also at what sorts parameters into groups, if they
+    are in others."""
+    one, other = ({name: group for name, (group, _) in way.items()} for way in between.stepped)
+    return (
+        f" in this step. Look at what sets the rate of that group, such as a schedule{'' if one == other else SORTED}."
+    )
+
+
+SORTED = ", and at what sorts parameters into groups"
 
 
 def in_common(names: Sequence[str], others: Sequence[str]) -> str:

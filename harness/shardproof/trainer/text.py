@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardproof.observe.record import WRITTEN
 from shardproof.program import ARMS
 from shardproof.result import ArmResult, Result
+from shardproof.scenario import Scenario
 from shardproof.trainer.arms import ENDS, MEASURED, TRAINS
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.described import Described
@@ -31,9 +32,13 @@ MOST_NAMED = 6
 """How many cells that fail alike are named."""
 
 
-def render(trainer: Described, results: Sequence[Result], place: str = "", again: str = "") -> str:
-    """The whole text. place, again: the options that a printed command needs after the id, as a `Report` gives them."""
-    results = [_without_tried(result, results) for result in compared(trainer, results)]
+def render(
+    trainer: Described, results: Sequence[Result], place: str = "", again: str = "", tried: Collection[str] = ()
+) -> str:
+    """The whole text. place, again: the options that a printed command needs after the id, as a `Report` gives them.
+    tried: programs that were run besides, and of which there is no result."""
+    programs = {*tried, *(result.scenario.program for result in results)}
+    results = [_without_tried(result, programs) for result in compared(trainer, results)]
     lines = [*_state(results), *_table(results)]
     bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.UNSUPPORTED)]
     kinds: dict[object, list[Result]] = {}
@@ -52,9 +57,8 @@ def render(trainer: Described, results: Sequence[Result], place: str = "", again
     return "\n".join(lines) + "\n"
 
 
-def _without_tried(result: Result, results: Sequence[Result]) -> Result:
+def _without_tried(result: Result, programs: Collection[str]) -> Result:
     """A result without hints at a program that was run besides."""
-    programs = {each.scenario.program for each in results}
     arms = tuple(
         replace(arm, notes=tuple(note for note in arm.notes if later_program([note]) not in programs))
         for arm in result.arms
@@ -81,11 +85,10 @@ def lead_to_alike(trainer: Described, results: Sequence[Result]) -> str:
     )
 
 
-def cell_text(result: Result) -> str:
+def cell_text(scenario: Scenario) -> str:
     """A cell in words: its values that are not the first."""
-    program = result.scenario.program
-    more = f", {program}" if program != ARMS else ""
-    return (" ".join(result.scenario.options) or "first value of every axis") + more
+    more = f", {scenario.program}" if scenario.program != ARMS else ""
+    return (" ".join(scenario.options) or "first value of every axis") + more
 
 
 def _state(results: Sequence[Result]) -> list[str]:
@@ -113,7 +116,7 @@ def _portrait(results: Sequence[Result]) -> list[str]:
     for result, (_, lines) in others:
         for line in lines:
             if line not in first and not line.startswith(REDUCED):
-                otherwise.setdefault(line, []).append(cell_text(result))
+                otherwise.setdefault(line, []).append(cell_text(result.scenario))
     told = [f"  {line}  ({cells[0]}{f' and {len(cells) - 1} more' if len(cells) > 1 else ''})"
             for line, cells in otherwise.items()]  # fmt: skip
     more = [f"  and {len(told) - MOST_OTHERWISE} more lines of other cells"] if len(told) > MOST_OTHERWISE else []
@@ -142,7 +145,7 @@ def _table(results: Sequence[Result]) -> list[str]:
         told = f"{arms['pass']} of {len(result.arms)} arms pass" if result.arms else result.reason.split("\n", 1)[0]
         told = f"{told}; {result.known_issue}" if result.known_issue else told
         told = f"{told}; {result.reason}" if result.verdict is Verdict.PASS and result.reason else told
-        lines.append(f"{verdict:<9} {result.id}  {cell_text(result)}  ({told}, {result.duration_s:.1f} s)")
+        lines.append(f"{verdict:<9} {result.id}  {cell_text(result.scenario)}  ({told}, {result.duration_s:.1f} s)")
     return lines
 
 
@@ -166,14 +169,14 @@ def _more(alike: Sequence[Result]) -> list[str]:
     """Names the cells that fail in the same way as one whose arms were all printed."""
     if not alike:
         return []
-    named = [f"{result.id} ({cell_text(result)})" for result in alike[:MOST_NAMED]]
+    named = [f"{result.id} ({cell_text(result.scenario)})" for result in alike[:MOST_NAMED]]
     more = [f"and {len(alike) - MOST_NAMED} more"] if len(alike) > MOST_NAMED else []
     return ["    alike, but for numbers:", *(f"      {line}" for line in [*named, *more])]
 
 
 def _cell(result: Result) -> list[str]:
     known = f", known as {result.known_issue}" if result.known_issue else ""
-    lines = [f"{result.id}  {cell_text(result)}: {result.verdict.value}{known}"]
+    lines = [f"{result.id}  {cell_text(result.scenario)}: {result.verdict.value}{known}"]
     if not result.arms:
         return [*lines, *(f"    {line}" for line in result.reason.splitlines()[:6])]
     same = [arm.name for arm in result.arms if arm.sentence == SAME_AS_AGREE]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
+from shardproof.program import ARMS
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import KEYS, TRAINS, WHOLE
@@ -26,6 +27,7 @@ from shardproof.trainer.gradients import (
     why_still,
 )
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.longer import longer_program
 from shardproof.trainer.measured import (
     NOTHING,
     evaluates,
@@ -45,6 +47,7 @@ from shardproof.trainer.notes import (
     no_numbers,
     nothing_trains,
     nothing_trains_later,
+    schedule_goes_on,
     schedule_runs_on,
     schedule_stands_still,
     stays_zero,
@@ -100,7 +103,7 @@ def trains(judging: Judging) -> None:
         idle = _at_rate_zero(judging)
         notes += [
             told
-            for told in (counted, next(filter(None, lost), ""), idle, *_measured(judging), _stands_still(judging, last))
+            for told in (counted, next(filter(None, lost), ""), idle, *_measured(judging), _schedule(judging, last))
             if told
         ]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
@@ -132,13 +135,17 @@ def _measured(judging: Judging) -> Iterator[str]:
     yield next(filter(None, (stale(judging.measured.get(index, {}), step) for step, index in steps)), "")
 
 
-def _stands_still(judging: Judging, last: At) -> str:
-    """A note on a schedule under which the rate is one number in the whole run; empty where there is none, or where it
-    changes."""
+def _schedule(judging: Judging, last: At) -> str:
+    """A note on a rate that moves, or on a schedule under which it is one number in the whole run, with a longer
+    program if there is one to try; empty of a rate that stays and has no schedule."""
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
-    rates = {rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps}
+    seen = (rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps)
+    rates = {rate for rate in seen if rate}
+    program = longer_program(judging.trainer) if judging.scenario.program == ARMS else ""
+    if len(rates) > 1:
+        return schedule_goes_on(len(steps), program) if program else ""
     scheduled = any(role == SCHEDULER and name.endswith(".last_epoch") for role, name in last)
-    return schedule_stands_still(rates.pop(), len(steps)) if scheduled and len(rates) == 1 and rates != {""} else ""
+    return schedule_stands_still(rates.pop(), len(steps), program) if scheduled and rates else ""
 
 
 def _at_rate_zero(judging: Judging) -> str:

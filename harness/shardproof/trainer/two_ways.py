@@ -18,7 +18,13 @@ from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
 from shardproof.trainer.at_the_end import with_the_end
-from shardproof.trainer.backward_apart import averaged_apart, backward_apart, counts_of, same_lengths
+from shardproof.trainer.backward_apart import (
+    averaged_apart,
+    backward_apart,
+    counts_of,
+    same_lengths,
+    some_come_out_alike,
+)
 from shardproof.trainer.calls import first_not_finite, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
@@ -26,11 +32,12 @@ from shardproof.trainer.counted import plain_number, with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
-from shardproof.trainer.gradients import reached_apart
+from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import touch_alone
 from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.measured import NOTHING
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import (
     as_counts,
@@ -41,13 +48,13 @@ from shardproof.trainer.notes import (
     taken_for_settings,
 )
 from shardproof.trainer.portrait import side_by_side
-from shardproof.trainer.rates import rates_apart
+from shardproof.trainer.rates import rates_apart, used_rates, used_rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
 from shardproof.trainer.samples import weighed_apart
 from shardproof.trainer.scaled import NEAR
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.telling import paragraphs
-from shardproof.trainer.updates import grouped_apart, how_often, stepped_apart
+from shardproof.trainer.updates import GROUPED, grouped_apart, how_often, stepped_apart
 from shardproof.verdict import Verdict
 
 MOST_NUMBERS = 3
@@ -194,18 +201,21 @@ def _said(
             rates=factor,
             ratio=_ratio(names),
             rates_differ=bool(rates),
+            stepped=(_used_rates(judging, ops[0]), _used_rates(judging, ops[1])),
         )
     one, other = (judging.calls.get(op, {}) for op in ops)
     near = 0.0 if exactly else HALF if half else ROUNDING
-    parted = (
-        where_they_part(one, other, (f"With {names[0]}", f"With {names[1]}"), near) if _same_data(judging, ops) else ""
-    )
+    ways = f"With {names[0]}", f"With {names[1]}"
+    stepped = may_be_stepped([(each.key.role, each.key.fqn) for each in wrong],
+                             [judging.gradients.get(op, {}) for op in ops])  # fmt: skip
+    parted = where_they_part(one, other, ways, near, stepped=stepped) if _same_data(judging, ops) else ""
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
+    used = all(_used_rates(judging, op) for op in ops)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     measured = (
         reached_apart(judging.gradients.get(ops[0], {}), judging.gradients.get(ops[1], {}), names),
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
-        grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
+        grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names, settings=GROUPED[: 1 if used else 2]),
         _how_often(judging, session, ops, names),
         _rows(judging, session, ops, names) or _order(judging, session, ops, names) or _samples(judging, ops, names),
         "" if counts_alone else _weighed(judging, ops, names, near or NEAR),
@@ -273,10 +283,12 @@ def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:
 
 
 def _weighed(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
-    """Which samples the loss weighs otherwise; one factor for all is told where the backward makes one of it, too."""
+    """Which samples the loss weighs otherwise; one factor for all is told where the backward makes one of it, too, and
+    no gradient comes out right all the same."""
     one, other = (judging.measured.get(op, {}) for op in ops)
     mine, its = (judging.samples.get(op, {}) for op in ops)
-    return weighed_apart(mine, its, names, common=not same_lengths(one, other, near))
+    common = not same_lengths(one, other, near) and not some_come_out_alike(one, other, near)
+    return weighed_apart(mine, its, names, common=common)
 
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
@@ -320,9 +332,17 @@ def _repeated(judging: Judging, session: Session, names: tuple[str, str]) -> str
 
 
 def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tuple[str, float]:
-    """Rates that are not alike before the operation, or else behind it: `rates_apart`. ops: as in `_how_often`."""
-    before = rates_apart(judging.at(ops[0] - 1), judging.at(ops[1] - 1), names)
+    """Rates that are not alike in the step or, where that is unknown, before it; or else behind it: `rates_apart`. ops:
+    as in `_how_often`."""
+    one, other = (_used_rates(judging, op) for op in ops)
+    used = used_rates_apart(one, other, names)
+    before = used if one and other else rates_apart(judging.at(ops[0] - 1), judging.at(ops[1] - 1), names)
     return before if before[0] else rates_apart(judging.at(ops[0]), judging.at(ops[1]), names)
+
+
+def _used_rates(judging: Judging, op: int) -> dict[str, tuple[int, float]]:
+    """The learning rates that parameters were stepped with in an operation, as rank 0 has them."""
+    return used_rates(judging.measured.get(op, {}).get(0, NOTHING).rates, judging.at(op))
 
 
 def _numbers(judging: Judging, ops: tuple[int, int], names: tuple[str, str], settings: Collection[Name]) -> str:

@@ -10,7 +10,7 @@ optimizer that counts nothing, beside no schedule.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from shardproof.diff import as_numbers
@@ -27,7 +27,7 @@ Way = tuple[Values, Values]
 _NUMBER = re.compile(rb"(?:int|float) (\d+)(?:\.0)?")
 
 _OF_SCHEDULE = re.compile(r"(.*\.)?_step_count")
-"""Other than `last_epoch`, it does not begin again where a schedule does."""
+"""Other than `last_epoch`, it does not begin again where a schedule does; but not every schedule counts by it."""
 
 
 def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
@@ -63,12 +63,17 @@ def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
     return ""
 
 
-def grouped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
+GROUPED = ("weight_decay", "lr")
+"""Settings by which parameters may be sorted into param groups."""
+
+
+def grouped_apart(first: Values, own: Values, names: tuple[str, str], *, settings: Sequence[str] = GROUPED) -> str:
     """A sentence about parameters that are in another param group in one of two ways than in the other, and have
-    another weight decay or learning rate there; empty where there are none. names: of the two ways."""
+    another weight decay or learning rate there; empty where there are none. names: of the two ways. settings: which
+    of the two are looked at."""
     if _groups(first) == _groups(own):
         return ""
-    for setting in ("weight_decay", "lr"):
+    for setting in settings:
         mine, its = (_of_groups(values, setting) for values in (first, own))
         every = sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name])
         apart = [name for name in every if (mine[name], its[name]) == (mine[every[0]], its[every[0]])]
@@ -109,13 +114,21 @@ def _moves(before: Values, after: Values) -> bool:
 
 
 def grown_by(kind: str, before: Values, after: Values) -> Iterator[tuple[Name, int]]:
-    """By how much each count grew. A count of the optimizer's that is not there yet is zero."""
+    """By how much each count grew. A count of the optimizer's that is not there yet is zero. A count of a schedule's
+    whose `last_epoch` grew otherwise is none, as of one that was made anew, or that counts its steps by that alone."""
     for name in after:
         if name[0] == kind and (kind == "step" or _OF_SCHEDULE.fullmatch(name[1])):
-            start, end = _count(before, name), _count(after, name)
-            start = 0 if start is None and kind == "step" else start
-            if start is not None and end is not None:
-                yield name, end - start
+            grown = _growth(before, after, name, 0 if kind == "step" else None)
+            epochs = _growth(before, after, (name[0], f"{name[1].removesuffix('_step_count')}last_epoch"), None)
+            if grown is not None and (kind == "step" or epochs in (None, grown)):
+                yield name, grown
+
+
+def _growth(before: Values, after: Values, name: Name, absent: int | None) -> int | None:
+    """By how much a value grew; None of a value that is no count. absent: the count before, where there was none."""
+    start, end = _count(before, name), _count(after, name)
+    start = absent if start is None else start
+    return None if start is None or end is None else end - start
 
 
 def _count(values: Values, name: Name) -> int | None:

@@ -18,14 +18,14 @@ from test_compare import write_safetensors
 
 def test_what_both_readers_read_gives_the_same_rows(tmp_path: Path) -> None:
     saved = samples.save_full({"model": {"w": torch.arange(6.0).view(2, 3)}, "epoch": 3}, tmp_path / "c.pt")
-    assert listed(saved, []) == (describe(saved), ())
+    assert listed(saved, []) == (describe(saved), (), ())
 
 
 def test_the_arguments_of_a_training_script_are_text(tmp_path: Path) -> None:
     torch.save({"args": argparse.Namespace(lr=0.5), "w": torch.ones(3)}, tmp_path / "c.pt")
     with pytest.raises(UnfamiliarError):
         describe(tmp_path / "c.pt")
-    rows, foreign = listed(tmp_path / "c.pt", [])
+    rows, foreign, _ = listed(tmp_path / "c.pt", [])
     assert foreign == ("argparse.Namespace",)
     assert {row.key: row.value or row.dtype for row in rows}["args.state.lr"] == "0.5"
     check_complete(tmp_path / "c.pt", rows)
@@ -33,8 +33,27 @@ def test_the_arguments_of_a_training_script_are_text(tmp_path: Path) -> None:
 
 def test_safetensors(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", {"w": torch.ones(2, 2)})
-    ((row,), foreign) = listed(tmp_path / "m.safetensors", [])
+    ((row,), foreign, _) = listed(tmp_path / "m.safetensors", [])
     assert (row.key, row.dtype, row.shape, row.coverage, foreign) == ("w", "fp32", (2, 2), "ok", ())
+
+
+def test_files_that_no_format_takes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"module": {"w": torch.ones(3)}, "optimizer": None}, tmp_path / "mp_rank_00_model_states.pt")
+    torch.save({"optimizer": {"lr": 0.5}}, tmp_path / "zero_rank_0_optim_states.pt")
+    assert entry(["inspect", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not read: zero_rank_0_optim_states.pt"
+    (tmp_path / "zero_rank_0_optim_states.pt").unlink()
+    assert entry(["inspect", str(tmp_path)]) == 0
+    assert "not read" not in capsys.readouterr().out
+
+
+def test_what_lies_beside_a_distributed_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples.save_dcp({"w": torch.ones(3)}, tmp_path / "c")
+    assert entry(["inspect", str(tmp_path / "c")]) == 0
+    assert "not read" not in capsys.readouterr().out
+    torch.save({"lr": 0.5}, tmp_path / "c/schedule.pt")
+    assert entry(["inspect", str(tmp_path / "c")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not read: schedule.pt"
 
 
 @pytest.mark.parametrize("kind", sorted(foreign_files().keys() - {"safetensors"}))

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.backward_apart import averaged_apart, backward_apart, counts_of, same_lengths
+from shardproof.trainer.backward_apart import (
+    averaged_apart,
+    backward_apart,
+    counts_of,
+    same_lengths,
+    some_come_out_alike,
+)
 from shardproof.trainer.measured import Call, Gradient, OfStep
 
 WAYS = "split=no", "split=yes"
@@ -46,6 +52,13 @@ def test_gradients_of_several_lengths() -> None:
 def test_what_is_scaled_after_the_backward() -> None:
     told = backward_apart({0: step((1, 1), (2, 2))}, {0: step((1, 0.5), (2, 1))}, WAYS, {})
     assert "leaves gradients of the same length in both ways, and the optimizer has with split=yes 0.5 times" in told
+
+
+def test_gradients_that_come_out_alike_though_others_do_not() -> None:
+    one, other = {0: step((1, 1), (2, 2))}, {0: step((2, 1), (4, 4))}
+    assert some_come_out_alike(one, other, 0.001)
+    assert not some_come_out_alike(one, {0: step((2, 2), (4, 4))}, 0.001)
+    assert not some_come_out_alike({0: step((0, 0))}, {0: step((0, 0))}, 0.001)
 
 
 @pytest.mark.parametrize(

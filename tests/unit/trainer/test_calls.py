@@ -78,6 +78,13 @@ def test_equal_outputs_lead_to_the_backward() -> None:
     )
 
 
+def test_equal_outputs_lead_nowhere_where_no_optimizer_steps_what_differs() -> None:
+    ways = [{0: called(model_of())} for _ in range(2)]
+    assert where_they_part(ways[0], ways[1], NAMES, stepped=False) == (
+        "In this step the outputs of all 5 calls of modules are equal, and no optimizer had a gradient of what differs."
+    )
+
+
 def test_outputs_may_be_equal_up_to_rounding() -> None:
     ways = [{0: called(model_of(factor))} for factor in (1, 1 + 1e-6, 1.5)]
     assert where_they_part(ways[0], ways[1], NAMES).startswith("The first module whose output differs is 1.0 (Odd)")

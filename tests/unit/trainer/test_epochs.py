@@ -50,6 +50,7 @@ def test_a_program_that_saves_in_a_later_epoch_is_read_off_the_note() -> None:
     assert later_program(notes) == "arms 3 4 twice resumed second-resume"
     assert later_program([first_epoch_alone({0: "a", 1: "b"}, 1)]) == "arms 8 8 twice resumed second-resume"
     assert later_program(notes[:1]) == ""
+    assert later_program(["`--program 'arms 16 4 resumed alike'` may try it"]) == "arms 16 4 resumed alike"
 
 
 def test_a_save_in_the_first_epoch_leaves_later_ones_untried() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from shardproof.observe.logical import Value
 from shardproof.trainer import wording
-from shardproof.trainer.files_hold import Written, held_as_in, not_made_by_build, written
+from shardproof.trainer.checkpoints import names_in
+from shardproof.trainer.files_hold import Written, held_as_in, nameless, not_made_by_build, written
 
 
 def value(seed: int, count: int = 16) -> Value:
@@ -101,6 +103,16 @@ def test_what_was_not_looked_for_is_counted_and_named_where_no_entry_has_its_nam
     assert wording.too_small(found.too_small, ("sched.last_epoch", "sched._last_lr[0]", "step.w")) == told[:1]
     assert wording.too_small(found.too_small, ()) == told[:1], "names that cannot be read say nothing"
     assert wording.too_small((), ("w",)) == []
+
+
+def test_the_names_of_all_files_are_read_or_none(tmp_path: Path) -> None:
+    torch.save({"module": {"w": torch.ones(3)}}, tmp_path / "mp_rank_00_model_states.pt")
+    torch.save({"groups": [{"lr": 0.5}]}, tmp_path / "zero_rank_0_optim_states.pt")
+    (tmp_path / "state.json").write_text('{"last_epoch": 2}')
+    small = [("scheduler", "scheduler.last_epoch"), ("setting", "group0.lr"), ("setting", "group0.eps")]
+    assert nameless(small, names_in(tmp_path)) == ("eps",)
+    (tmp_path / "loop.msgpack").write_bytes(b"\x81\xa3eps\xff")
+    assert names_in(tmp_path) == ()
 
 
 def test_what_every_build_makes_alike_need_not_be_in_a_checkpoint() -> None:

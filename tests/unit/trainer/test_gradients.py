@@ -10,6 +10,7 @@ from shardproof.trainer.gradients import (
     are_frozen,
     gradients_by_op,
     has_master,
+    may_be_stepped,
     reached_apart,
     stepped_frozen,
     why_each,
@@ -18,6 +19,23 @@ from shardproof.trainer.gradients import (
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
 from torch import nn
+
+
+@pytest.mark.parametrize(
+    ("names", "ways", "may"),
+    [
+        ([("param", "ema.w")], [{"w": "gradient", "ema.w": "frozen"}, {"w": "gradient"}], False),
+        ([("param", "ema.w")], [{"w": "gradient"}, {"w": "gradient", "ema.w": "zeros"}], True),
+        ([("param", "ema.w"), ("param", "w")], [{"w": "gradient"}, {"w": "gradient"}], True),
+        ([("param", "ema.w"), ("exp_avg", "w")], [{"w": "gradient"}, {"w": "gradient"}], True),
+        ([("param", "ema.w")], [{"w": "gradient"}, {}], True),
+        ([("param", "ema.w")], [{"w": "gradient"}, {"w": "gradient", "": "gradient"}], True),
+    ],
+)
+def test_what_an_optimizer_may_have_had_a_gradient_of(
+    names: list[tuple[str, str]], ways: list[OfParameters], *, may: bool
+) -> None:
+    assert may_be_stepped(names, ways) is may
 
 
 def seen(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> OfParameters:

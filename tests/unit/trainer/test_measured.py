@@ -121,6 +121,25 @@ def setting(name: str, text: str) -> tuple[tuple[str, str], Value]:
     return (SETTING, name), Value("utf8", (len(data),), data)
 
 
+def test_a_portrait_tells_of_a_step_that_no_optimizer_makes() -> None:
+    skips, steps = OfStep(1, {}, {}, ()), OfStep(1, {"SGD": 1}, {"w": scaled(2.0)}, ())
+
+    def told(ranks: dict[int, OfStep]) -> list[str]:
+        return [line for line in portrait(ranks, {}, {}, {}, []) if line.startswith(("order", "gradients"))]
+
+    assert told({0: skips, 1: skips}) == [
+        "order: 1 backward, and no step of an optimizer of torch",
+        "gradients: not measured, since no optimizer of torch steps in it on rank 0, as where a loss scaler skips the "
+        "step, or an engine steps by itself",
+    ]
+    apart = told({0: skips, 1: steps})
+    assert apart[0] == "order: 1 backward, and no step of an optimizer of torch on rank 0, while one steps on rank 1"
+    assert apart[1].startswith(
+        "gradients: no optimizer of torch steps in it on rank 0, while one does on rank 1, where between the backward"
+    )
+    assert "no parameter of a module has one in `.grad`" in told({0: OfStep(1, {"SGD": 1}, {}, ())})[1]
+
+
 def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
     parameter = {("param", "w"): Value("fp32", (2, 2), bytes(16)), ("param", "b"): Value("fp32", (2,), bytes(8))}
     rows = [setting("group0.lr", "float 0.1"), setting("group0.weight_decay", "float 0.01"),

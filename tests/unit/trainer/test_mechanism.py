@@ -123,6 +123,29 @@ def test_a_factor_on_some_tensors_alone() -> None:
     assert "is 8 times what it should be, in 1 of 2 tensors (a), and right in the others: look at what" in sentence
 
 
+def test_a_factor_that_is_that_of_the_learning_rates() -> None:
+    def changed(by: dict[str, float]) -> dict[str, Floats]:
+        changes = {name: RIGHT[name] - BEFORE[name] for name in RIGHT}
+        return {name: BEFORE[name] + by.get(name, 1) * changes[name] for name in RIGHT}
+
+    stepped: tuple[dict[str, tuple[int, float]], ...] = (
+        {"a": (0, 0.1), "b": (1, 0.1)}, {"a": (0, 0.6), "b": (1, 0.1)}, {"a": (0, 0.6), "b": (0, 0.2)},
+    )  # fmt: skip
+    few = changed({"param a": 6})
+    assert told(few, against="n=1", step=1, earlier=1, stepped=stepped[:2]) == (
+        "Measured against n=1: every change of param is 6 times that with n=1, in 1 of 2 tensors (a), and right in the "
+        "others, at step 1 and at none before it, as is the learning rate of their param group: 0.6 in the place of "
+        "0.1 in this step. Look at what sets the rate of that group, such as a schedule."
+    )
+    assert told(few, stepped=(stepped[0], stepped[0])).endswith(
+        "look at what scales the loss or the gradients that reach these tensors alone."
+    )
+    assert told(changed({"param a": 6, "param b": 2}), stepped=(stepped[0], stepped[2])).endswith(
+        "times in the others, as are their learning rates: 0.6 in the place of 0.1 and 0.2 in the place of 0.1 in this "
+        "step. Look at what sets the rate of that group, such as a schedule, and at what sorts parameters into groups."
+    )
+
+
 def test_a_factor_that_is_the_ratio_of_two_ways() -> None:
     wrong = {name: BEFORE[name] + 4 * (right - BEFORE[name]) for name, right in RIGHT.items()}
     assert "the ratio of the axis' two values. Look at" in told(wrong, against="micro=4", ratio=0.25)

@@ -6,7 +6,7 @@ import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
 from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.rates import ZERO, of_rates, rates_apart, rates_in
+from shardproof.trainer.rates import ZERO, of_rates, rates_apart, rates_in, used_rates, used_rates_apart
 
 
 def line(text: str) -> Value:
@@ -83,3 +83,21 @@ def test_rates_of_two_ways_are_named_with_their_factor() -> None:
     assert rates_apart(OBSERVED, OBSERVED, names) == ("", 0.0)
     ones = {("setting", f"group{n}.lr"): line("float 1.0") for n in (0, 1)}
     assert rates_apart(ones, {**ones, ("setting", "group0.lr"): line("float 0.5")}, names)[1] == 0.0
+
+
+def test_rates_of_a_step_are_those_that_an_optimizer_stepped_with() -> None:
+    """They may be set in the step, before it steps and behind."""
+    groups = {("setting", "group0.params"): line("a\nb"), ("setting", "group1.params"): line("rank0.c")}
+    one = used_rates([0.1, 0.5], {**OBSERVED, **groups})
+    assert one == {"a": (0, 0.1), "b": (0, 0.1), "c": (1, 0.5)}
+    assert used_rates([0.1], groups) == used_rates([0.1, 0.5], OBSERVED) == {}, "nobody knows whose rate is which"
+    assert used_rates([None, 0.5], groups) == {"c": (1, 0.5)}
+    names = ("how=a", "how=b")
+    assert used_rates_apart(one, one, names) == used_rates_apart(one, {}, names) == ("", 0.0)
+    told = "The learning rate of group 0 is 0.1 with how=a and 0.2 with how=b in this step"
+    assert used_rates_apart(one, used_rates([0.2, 0.5], groups), names) == (f"{told}, and that of others the same.", 0)
+    assert used_rates_apart(one, used_rates([0.2, 1.0], groups), names) == (f"{told}.", 2.0)
+    other = used_rates([0.1], {("setting", "group0.params"): line("a\nb\nc")})
+    assert used_rates_apart(one, other, names)[0] == (
+        "The learning rate of c is 0.5 with how=a and 0.1 with how=b in this step, and that of others the same."
+    )

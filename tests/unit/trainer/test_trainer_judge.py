@@ -362,6 +362,19 @@ def test_a_plain_value_is_told_as_each_rank_has_it_and_is_there(folder: Path) ->
     assert "is not there" not in " ".join(found.values())
 
 
+def test_a_copy_that_no_resume_compares_is_noted(folder: Path) -> None:
+    class OwnRate(Simulation):
+        def blob(self, op: Op, rank: int, state: State) -> bytes:
+            if rank and op.arm == "uninterrupted" and op.kind in ("step", "save"):
+                state = state | {LR: "0.25"}
+            return super().blob(op, rank, state)
+
+    found = {arm["name"]: arm for arm in OwnRate(simulation(folder).scenario).judged(folder)["arms"]}
+    assert found["resumed"]["verdict"] == "pass"
+    told = "ranks have it differently: setting group0.lr; only the copy that most ranks have is compared"
+    assert f"not compared, since {told}" in found["resumed"]["notes"]
+
+
 @pytest.mark.parametrize(("of", "hint"), [("", ""), (OF_BEFORE, f". {MADE_TOO_EARLY}")])
 def test_a_crash_of_an_optimizer_made_too_early_says_so(folder: Path, of: str, hint: str) -> None:
     error = {"type": "KeyError", "message": "0", "rank": 0, "traceback": "", "op": 3}

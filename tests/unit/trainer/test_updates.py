@@ -40,6 +40,21 @@ def test_how_often_is_told_where_it_differs(
     assert how_often(way(role, name, *first), way(role, name, *own), ("a=1", "a=2"), 0) == told
 
 
+@pytest.mark.parametrize(
+    ("epochs", "told"),
+    [
+        (((4, 5), (0, 1)), ""),  # as of CosineAnnealingWarmRestarts, which never touches its `_step_count`
+        (((4, 4), (0, 1)), "At step 4, a=1 moved its learning-rate schedule on not at all and a=2 once."),
+        (((4, 4), (3, 1)), ""),
+    ],
+)
+def test_a_schedule_counts_by_both_of_its_numbers(epochs: tuple[tuple[int, int], tuple[int, int]], told: str) -> None:
+    counts = way("scheduler", "s._step_count", 0, 0), way("scheduler", "s._step_count", 1, 2)
+    lasts = [way("scheduler", "s.last_epoch", *each) for each in epochs]
+    both = [({**count[0], **last[0]}, {**count[1], **last[1]}) for count, last in zip(counts, lasts, strict=True)]
+    assert how_often(both[0], both[1], ("a=1", "a=2"), 4) == told
+
+
 def test_a_way_that_moves_parameters_and_counts_no_step_is_not_said_to_have_made_none() -> None:
     moved: list[dict[Name, Value]] = [{("param", "w"): Value("fp32", (), np.float32(n).tobytes())} for n in (1, 2)]
     counts, stays = way("step", "w", 3, 4), way("step", "w", 0, 0)

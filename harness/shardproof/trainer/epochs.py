@@ -91,7 +91,7 @@ def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str
 
 def later_program(notes: Iterable[str]) -> str:
     """The program that the first note with one proposes, such as that of `first_epoch_alone`; with the sessions of a
-    resume, if it names none. Empty where no note has one."""
+    resume and of `alike`, if it names none. Empty where no note has one."""
     named = r"`--program '(arms \d+ \d+)((?: [a-z-]+)*)'`"
     found = next(filter(None, (re.search(named, note) for note in notes)), None)
-    return f"{found[1]}{found[2] or ' twice resumed second-resume'}" if found else ""
+    return f"{found[1]}{found[2] or ' twice resumed second-resume alike'}" if found else ""

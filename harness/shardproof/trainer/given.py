@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -59,8 +60,17 @@ def _in_all(records: Iterable[Record], place: int) -> dict[int, int]:
     for record in records:
         if record.role == GIVEN:
             given.setdefault(record.op, Counter())
-            given[record.op] |= Counter((call[0], call[place]) for call in json.loads(record.data))
+            given[record.op] |= Counter((call[0], call[place]) for call in _of_one_width(json.loads(record.data)))
     return {op: sum(number * often for (_, number), often in calls.items()) for op, calls in given.items()}
+
+
+def _of_one_width(calls: list[list[Any]]) -> list[list[Any]]:
+    """The calls whose rows are as long as those of the first: a frozen module's output, which the next one is given,
+    looks like data. Rows of whole numbers, such as tokens, may be of any length."""
+    if not calls or calls[0][9]:
+        return calls
+    widths = [call[8] / max(call[1], 1) for call in calls]
+    return [call for call, width in zip(calls, widths, strict=True) if width == widths[0]]
 
 
 def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str, str], *, alike: bool) -> str:

@@ -65,9 +65,6 @@ from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
 from shardproof.trainer.judging import Judging, step_of
 from shardproof.trainer.line_by_line import line_by_line
-from shardproof.trainer.lines import Moment
-from shardproof.trainer.lines_apart import wrote_before
-from shardproof.trainer.lines_of_ways import of_setting, that_assign, that_decide
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
@@ -78,8 +75,8 @@ from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.portrait import end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
+from shardproof.trainer.saved_and_loaded import that_load, that_set, whose
 from shardproof.trainer.second_resume import resumed_again
-from shardproof.trainer.state_calls import joined, no_longer_one, not_opened, whose_state
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
@@ -241,7 +238,7 @@ class Judge(Judging):
         ways = "the run without a save", "the one that saves"
         if at_once and self.between:
             self.between = replace(self.between, loaded=True)  # no step is between
-        lines = self._setting(save, found, "save") if at_once else line_by_line(self, self.whole, unsaved, found, ways)
+        lines = that_set(self, save, found, "save") if at_once else line_by_line(self, self.whole, unsaved, found, ways)
         told = paragraphs(wording.of_saving(found, at_once=at_once), lines) if found else ""
         self.add(UNSAVED, *with_the_end(self, unsaved, found, told, ("in the run that saves", "in the one without")))
 
@@ -295,9 +292,9 @@ class Judge(Judging):
         saves = self.named(CUT) or self.whole
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
         lines = line_by_line(self, resumed, self.whole, found, ("the run without a break", "the resumed one"))
-        loading = self._loading(load, found) if at_load else ""
-        whose = self.explained(lambda: self._whose_state(resumed, found, at_load=at_load)) if found else ""
-        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), whose, loading, lines)
+        loading = that_load(self, load, found) if at_load else ""
+        owners = whose(self, resumed, found, at_load=at_load)
+        sentence = paragraphs(" ".join(filter(None, (waits, sentence))), owners, loading, lines)
         tried = self.scenario.program != ARMS
         early = "" if found or not self.loads_data else (
             first_epoch_alone(self.samples_of_steps, self.before - 1, tried=tried)
@@ -309,47 +306,6 @@ class Judge(Judging):
         ways = "in the run without a break", "in the resumed one"
         found, sentence = with_the_end(self, resumed, found, sentence, ways)
         self.add(RESUMED, found, sentence, notes)
-
-    def _loading(self, load: int, found: list[Difference]) -> str:
-        """Which of the trainer's own lines set, in a load, what is wrong right after it."""
-        if self.save_changes:
-            return ""
-        told = self._setting(load, found, "load")
-        return " ".join(filter(None, (told, self.explained(lambda: self._wrote_before(load, found))))) if told else ""
-
-    def _wrote_before(self, load: int, found: list[Difference]) -> str:
-        """What a line that writes wrong parameters in a load reads otherwise than in the step before the save."""
-        wrong = {one.key.fqn for one in found if one.key.role == PARAMS}
-        resumed = self.named(RESUMED)
-        if not wrong or resumed is None or self.loaded(resumed) != load:
-            return ""
-        before, loads = ([Moment(op, self.ran.get(op.index, {})) for op in session.ops if op.index <= last]
-                         for session, last in ((self.whole, self.saved), (resumed, load)))  # fmt: skip
-        return wrote_before(wrong, (before, loads), ("the run that saves", "the load"), 0)
-
-    def _whose_state(self, resumed: Session, found: list[Difference], *, at_load: bool) -> str:
-        """Whose state was saved and loaded, and which files were not opened, where that may be the mistake."""
-        steps, save, load = (
-            joined(self.state_calls.get(op.index, {}) for op in session.ops if op.kind in kinds and op.index <= last)
-            for session, kinds, last in ((self.whole, ("step",), self.saved), (self.whole, ("save",), self.saved),
-                                         (resumed, ("load",), resumed.ops[-1].index))
-        )  # fmt: skip
-        until = (joined(self.state_calls.get(op.index, {}) for op in session.ops if op.index <= last)
-                 for session, last in ((self.whole, self.saved), (resumed, self.loaded(resumed))))  # fmt: skip
-        two, paths = no_longer_one(*until)
-        if two:
-            by = that_assign(self.ran.get(self.loaded(resumed), {}), paths)
-            return f"{two[0].upper()}{two[1:]}{f'; in `load` {by} assigns it' if by else ''}."
-        told = whose_state(steps, save, load, found, at_load=at_load)
-        moments = (("save", self.whole.first("save")), ("load", self.loaded(resumed)))
-        decide = [that_decide(self.ran.get(op, {}), kind) for kind, op in moments] if told else []
-        left = not_opened(load, self.directory / f"checkpoint{arms.FIRST}") if at_load and not self.save_changes else ""
-        return " ".join(filter(None, (told, *decide, left)))
-
-    def _setting(self, op: int, found: list[Difference], what: str) -> str:
-        """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""
-        plain, params = ([one.key.fqn for one in found if (one.key.role == PARAMS) == of] for of in (False, True))
-        return self.explained(lambda: of_setting(self.ran.get(op, {}), plain, params, what))
 
     def _parameters_apart(self) -> bool:
         """Whether ranks had other copies of a parameter in the run without a break, of which a load gives them one."""
@@ -429,7 +385,7 @@ class Judge(Judging):
         sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
         lines = line_by_line(self, used, resumed, found, ("a fresh trainer that loads", "one that has stepped before"))
         at_load = any(one.key.op == load for one in found)
-        sentence = paragraphs(sentence, self._loading(load, found) if at_load else "", lines)
+        sentence = paragraphs(sentence, that_load(self, load, found) if at_load else "", lines)
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")
         if not found and not refused:
             found, sentence = self._loaded_twice(used)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -40,7 +40,7 @@ from shardproof.trainer.given import (
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.lines import OfRanks as RanOfRanks
 from shardproof.trainer.lines import ran_by_op, unevenly_reduced
-from shardproof.trainer.lines_apart import left_alone, of_ranks, touched_by_ranks
+from shardproof.trainer.lines_apart import left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
@@ -49,7 +49,7 @@ from shardproof.trainer.packed import cut_elsewhere, numbers_given_by_op
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
-from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of
+from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of, shared_out
 from shardproof.trainer.rounding import PARAMS, At, rounded
 from shardproof.trainer.samples import Samples, samples_by_op
 from shardproof.trainer.shared import Names, shared_by_op
@@ -129,6 +129,8 @@ class Judging:
         notes = [r.data.decode() for r in records if r.role == NOTE]
         ends, records = ends_by_op(records), [r for r in records if r.where != AT_THE_END]
         logical, problems = assemble([r for r in records if r.role not in NO_STATE])
+        own = shared_out(records, problems)
+        problems = [problem for problem in problems if problem.key not in own]
         ties: dict[tuple[str, int], set[str]] = {}
         for record in records:
             if record.role == TIED:
@@ -157,6 +159,11 @@ class Judging:
         for key, value in self.observed.items():
             found.setdefault(key.op, {})[key.role, key.fqn] = value
         return found
+
+    @property
+    def seen(self) -> Collection[int]:
+        """The operations after which something was observed."""
+        return self._by_op.keys()
 
     def at(self, op: int) -> dict[tuple[str, str], Value]:
         """What was observed after an operation, without what is unsteady."""
@@ -232,7 +239,7 @@ class Judging:
 
         def told() -> str:
             alone, uneven = (left_alone(ran[0], wrong), unevenly_reduced(ran[0])) if 0 in ran else ("", "")
-            return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, uneven)
+            return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, scaled_by_ranks(ran), uneven)
 
         return self.explained(told)
 

@@ -103,11 +103,13 @@ def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
 class Touch(NamedTuple):
     """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
     of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done.
-    reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs."""
+    reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
+    which numbers gradients were multiplied."""
 
     place: str
     done: Mapping[str, Sequence[str]]
     reduced: Sequence[int] = ()
+    scaled: Sequence[float] = ()
 
 
 def touched(data: bytes) -> list[Touch]:
@@ -116,8 +118,9 @@ def touched(data: bytes) -> list[Touch]:
     said = _said(data)
     done = {(file, line, text): done for (file, line, text), done in said["touched"] if any(done.values())}
     often = {(file, line, text): often for (file, line, text), often in said["reduced"]}
+    scaled = {(file, line, text): factors for (file, line, text), factors in said["scaled"]}
     return [
-        Touch(Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()))
+        Touch(Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()), scaled.get(place, ()))
         for place in dict.fromkeys((*done, *often))
     ]
 
@@ -137,7 +140,25 @@ def unevenly_reduced(data: bytes) -> str:
     """A sentence about statements that take part in more reductions one time than another; empty where none does."""
     uneven = [touch for touch in touched(data) if len({*touch.reduced}) > 1]
     told = "; ".join(f"{touch.place} takes part in {reductions_told(touch.reduced)}" for touch in uneven)
-    return f"Of the lines of this step, on rank 0: {told}." if told else ""
+    flags = _flags_in_turn(unpacked(data)) if told else []
+    return f"Of the lines of this step, on rank 0: {'; '.join([told, *flags])}." if told else ""
+
+
+def _flags_in_turn(row: Sequence[Statement]) -> list[str]:
+    """What is said of statements that set an attribute to another truth value one time than another, and of what runs
+    right in front of them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    before, begun = dict[str, str](), list[Statement]()
+    for statement in row:
+        if statement.kind == BEGINS:
+            begun.append(statement)
+        for made in statement.values if statement.kind == ENDS else ():
+            if made.text in ("True", "False") and "." in made.path:
+                found.setdefault((statement.shown(), made.path), []).append(made.text)
+                ahead = next((each for each in reversed(begun) if each.shown() != statement.shown()), None)
+                before.setdefault(statement.shown(), f", right behind {ahead.shown()}" if ahead else "")
+    return [f"{place} makes `{path}` = {', '.join(values[:MOST_TIMES])}, in turn{before[place]}"
+            for (place, path), values in found.items() if len({*values}) > 1]  # fmt: skip
 
 
 MOST_TIMES = 8

@@ -206,6 +206,19 @@ def touched_by_ranks(ran: OfRanks) -> str:
     return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
 
 
+def scaled_by_ranks(ran: OfRanks) -> str:
+    """A sentence about statements that multiply gradients by another number on one rank than on another; empty where
+    none does."""
+    told = list[str]()
+    by_rank = {rank: {touch.place: touch.scaled for touch in touched(own)} for rank, own in sorted(ran.items())}
+    for place in dict.fromkeys(place for own in by_rank.values() for place in own):
+        factors = {rank: own.get(place, ()) for rank, own in by_rank.items()}
+        if all(len(each) == 1 for each in factors.values()) and len({each[0] for each in factors.values()}) > 1:
+            each = " and ".join(f"{own[0]:.5g} on rank {rank}" for rank, own in factors.items())
+            told.append(f"{place} multiplies gradients by {each}")
+    return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
+
+
 def left_alone(ran: bytes, wrong: Collection[str]) -> str:
     """A sentence about statements that change the gradients of some parameters, or write them, and none of others;
     empty where there are none.

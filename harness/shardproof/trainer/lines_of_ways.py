@@ -68,7 +68,8 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
 def that_assign(ran: OfRanks, paths: Iterable[str]) -> str:
     """The first statement of an operation, on the first rank, that assigns to something of the last name of a path, as
     it stands in a sentence; empty where none does."""
-    names = [re.compile(rf"\b{re.escape(path.rpartition('.')[2])}\b[^=(]*=[^=]") for path in paths]
+    words = [re.escape(path.rpartition(".")[2]) for path in paths]
+    names = [re.compile(pattern.format(word)) for pattern in (r"\.{}\s*=[^=]", r"\b{}\b[^=(]*=[^=]") for word in words]
     statements = [each for each in (unpacked(ran[min(ran)]) if ran else ()) if each.kind == BEGINS]
     return next((each.shown() for name in names for each in statements if name.search(each.text)), "")
 
@@ -138,7 +139,11 @@ def of_two_ways(
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
     said, texts = set[str](), list[str]()
     for line in lines[:MOST_LINES]:
-        again = f", behind {line.asks[0]}:{line.asks[1]} too" if line.after in said and line.asks else line.after
+        again = (
+            f", behind {line.asks[0]}:{line.asks[1]} too"
+            if line.after and line.after in said and line.asks
+            else line.after
+        )
         texts.append(f"{line.text}{again}")
         said.add(line.after)
     told = "; ".join(texts)

@@ -86,5 +86,7 @@ def _done(touch: Touch) -> str:
         else:
             one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
             told.append(f"{DOES[what]} {one}{often}")
+    if touch.scaled and told:
+        told[-1] += f", by a factor of {' or '.join(f'{factor:.5g}' for factor in touch.scaled)}"
     told += [f"takes part in {reductions_told(touch.reduced)}"] if touch.reduced else []
     return " and ".join(told)

@@ -56,6 +56,20 @@ def copies_of(records: Iterable[Record], problems: Iterable[Problem]) -> Copies:
     return {key: copies for key, copies in found.items() if len(copies) > 1}
 
 
+def shared_out(records: Iterable[Record], problems: Iterable[Problem]) -> set[Key]:
+    """The lists of parameters in param groups that ranks have differently, and of which no two ranks' have one in
+    common, as of an optimizer that is shared out by hand: each rank steps parameters of its own."""
+    lists: dict[Key, dict[int, set[str]]] = {
+        problem.key: {} for problem in problems
+        if problem.key.role == SETTING and problem.key.fqn.endswith(".params") and problem.kind == "replica_conflict"
+    }  # fmt: skip
+    for record in records if lists else ():
+        key = Key(record.op, record.where, record.role, record.fqn)
+        if key in lists:
+            lists[key][record.rank] = {*record.data.decode().split("\n")} - {""}
+    return {key for key, own in lists.items() if len(set[str]().union(*own.values())) == sum(map(len, own.values()))}
+
+
 def alike_among(copies: Mapping[int, Value]) -> str:
     """A sentence about groups of ranks that have the same of a parameter; empty where each has its own, or where those
     of one group are all but one.

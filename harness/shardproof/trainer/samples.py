@@ -84,17 +84,26 @@ def weighed_apart(one: Samples, other: Samples, names: tuple[str, str], *, commo
         factor = next(iter(factors.values()))
         if abs(factor - 1) <= NEAR or not common:
             return ""
+        look = "look at the number that the loss is divided by"
+        if abs(factor - _of_meshes(names)) <= NEAR * factor:
+            look = f"right where ranks average what each makes of its own samples, and otherwise {look}"
         return (
             f"The gradient that the loss hands to the model's output is with {names[1]} {factor:.4g} times that with "
-            f"{names[0]}, for every sample: look at the number that the loss is divided by."
+            f"{names[0]}, for every sample: {look}."
         )
     told = ", ".join(f"{factor:.4g} times in call {call + 1} on rank {rank}" for (rank, call), factor in
                      sorted(factors.items())[:MOST_TOLD])  # fmt: skip
     return (
         f"The loss weighs samples otherwise: the gradient that it hands to the model's output is with {names[1]} that "
-        f"with {names[0]} {told}. So it is divided in each call by a number of that call, such as its own count of "
-        "samples or tokens, and not by that of the whole batch."
+        f"with {names[0]} {told}. So each call's loss is scaled by a number of its own, such as one divided by its "
+        "count of samples or tokens, where the whole batch's is right."
     )
+
+
+def _of_meshes(names: tuple[str, str]) -> float:
+    """How many times as many ranks the second way has; 0 where they do not differ in that."""
+    numbers = [name.removeprefix("mesh=") for name in names]
+    return int(numbers[1]) / int(numbers[0]) if all(map(str.isdecimal, numbers)) else 0.0
 
 
 def _by_call(ratios: Iterable[tuple[Sample, float]]) -> dict[tuple[int, int], float] | None:

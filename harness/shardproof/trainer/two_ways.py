@@ -35,7 +35,7 @@ from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
-from shardproof.trainer.lines_apart import touch_alone
+from shardproof.trainer.lines_apart import scaled_by_ranks, touch_alone
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.measured import NOTHING
 from shardproof.trainer.not_finite import where_first
@@ -128,6 +128,8 @@ def alike(judging: Judging, session: Session) -> None:
         apart = absent[0].index, moments[absent[0].kind, absent[0].iteration]
         both = of_both(judging.at(apart[0]), judging.at(apart[1]))
         wrong = judging.compare(both.one, both.other, apart[0])
+        still = {name for name in map(_name, wrong) if _stays(judging, session, name)}
+        wrong, left_out = [one for one in wrong if _name(one) not in still], left_out | still
     left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
     notes += [rounding(farthest, half=half)] if farthest and not wrong else []
@@ -152,6 +154,18 @@ def alike(judging: Judging, session: Session) -> None:
         told = paragraphs(told, as_counts(counts) if all(counts) else "")
     wrong, told = with_the_end(judging, session, wrong, told, (f"with {other}", f"with {one}"))
     judging.add(session.name, wrong, told, notes)
+
+
+def _name(difference: Difference) -> Name:
+    return difference.key.role, difference.key.fqn
+
+
+def _stays(judging: Judging, session: Session, name: Name) -> bool:
+    """Whether a parameter that one of two ways alone has is the same in all of its steps there, so that nothing trains
+    it, as an adapter that lies beside the one in use."""
+    ways = [{judging.at(op.index).get(name) for op in each.ops if op.index in judging.seen} for each in
+            (session, judging.whole)]  # fmt: skip
+    return name[0] == PARAMS and all(len(values) == 1 for values in ways)
 
 
 def _by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:
@@ -248,9 +262,12 @@ def _lines(judging: Judging, session: Session, ops: tuple[int, int], names: tupl
     step = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
     one, other = ([Moment(op, judging.ran.get(op.index, {})) for op in each.ops if op.index <= last]
                   for each, last in zip(both, ops, strict=True))  # fmt: skip
+    steps = one[-1].op.kind == "step"
     return judging.explained(
         lambda: paragraphs(
-            of_two_ways(*step, ways, moments=(one, other)), of_two_ways(built[0], built[1], ways, "of `build`")
+            scaled_by_ranks(step[1]) if steps else "",
+            of_two_ways(*step, ways, moments=(one, other)) if steps else "",
+            of_two_ways(built[0], built[1], ways, "of `build`"),
         )
     )
 

@@ -47,8 +47,8 @@ def test_ranks_whose_data_overlap_are_in_no_new_epoch() -> None:
 
 def test_a_program_that_saves_in_a_later_epoch_is_read_off_the_note() -> None:
     notes = ["something else", first_epoch_alone({0: "ab", 1: "cd", 2: "ad"}, 1)]
-    assert later_program(notes) == "arms 3 4 twice resumed second-resume"
-    assert later_program([first_epoch_alone({0: "a", 1: "b"}, 1)]) == "arms 8 8 twice resumed second-resume"
+    assert later_program(notes) == "arms 3 4 twice resumed second-resume alike"
+    assert later_program([first_epoch_alone({0: "a", 1: "b"}, 1)]) == "arms 8 8 twice resumed second-resume alike"
     assert later_program(notes[:1]) == ""
     assert later_program(["`--program 'arms 16 4 resumed alike'` may try it"]) == "arms 16 4 resumed alike"
 

@@ -36,6 +36,7 @@ from shardproof.trainer.lines_apart import (
     left_alone,
     never_alike,
     of_ranks,
+    scaled_by_ranks,
     sentence,
     touch_alone,
     touched_by_ranks,
@@ -217,9 +218,9 @@ def test_what_a_load_writes_out_of_something_else_than_a_step_is_told(mine: Modu
     assert wrote_before({"w"}, (saves, saves), ("one", "other"), 0) == ""
 
 
-def packed(touched: list[Any], reduced: tuple[Any, ...] = ()) -> bytes:
+def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any, ...] = ()) -> bytes:
     """What a rank would have recorded of statements that touched parameters or took part in reductions."""
-    said = {"places": [], "ran": [], "cut": False, "touched": touched, "reduced": list(reduced)}
+    said = {"places": [], "ran": [], "cut": False, "touched": touched, "reduced": list(reduced), "scaled": list(scaled)}
     return zlib.compress(json.dumps(said).encode())
 
 
@@ -232,6 +233,23 @@ def test_ranks_that_write_other_parameters_are_told() -> None:
         "Of the lines of this step, a.py:3 (`p.add_(update)`) writes v, w on rank 0 and none on rank 1."
     )
     assert touched_by_ranks({0: ranks[0], 1: ranks[0]}) == ""
+
+
+def test_lines_that_scale_otherwise_on_one_rank_are_told() -> None:
+    ranks = {
+        rank: packed([[SCALES, {CHANGED: ["w"]}]], (), ([SCALES, [factor]],)) for rank, factor in enumerate((0.5, 0.25))
+    }
+    line = "a.py:2 (`p.grad.div_(2)`) multiplies gradients by 0.5 on rank 0 and 0.25 on rank 1"
+    assert scaled_by_ranks(ranks) == f"Of the lines of this step, {line}."
+    assert scaled_by_ranks({0: ranks[0], 1: ranks[0]}) == ""
+
+
+def test_the_number_that_a_line_scales_by_is_measured(mine: ModuleType) -> None:
+    weight = torch.arange(1.0, 9.0, requires_grad=True)
+    data = ran(partial(mine.train, weight, 2), Ran(lambda: {id(weight): ref(weight)}), {id(weight): "w"})
+    scaled = {touch.place: touch.scaled for touch in touched(data) if touch.scaled}
+    assert list(scaled.values()) == [[2.0], [0.5]]
+    assert "backward()" in next(iter(scaled))
 
 
 def test_lines_that_leave_some_parameters_alone_or_touch_just_them_are_told() -> None:

@@ -28,7 +28,7 @@ def way(*gradients: float | None, calls: int = 1) -> Samples:
          "The gradient that the loss hands to the model's output is with micro=2 0.5 times that with micro=4, for"),
         (way(1, 2, -3, 4), way(-1, -2, 3, -4), "is with micro=2 -1 times that with micro=4"),
         (way(1, 2, -3, 4), way(3, 6, -1.5, 2, calls=2),
-         "that with micro=4 3 times in call 1 on rank 0, 0.5 times in call 2 on rank 0. So it is divided in each call"),
+         "that with micro=4 3 times in call 1 on rank 0, 0.5 times in call 2 on rank 0. So each call's loss is scaled"),
         (way(1, 2, -3, 4), way(3, 7, -1.5, 2, calls=2), ""),
         (way(1, 2, -3, 4), way(1, 2, None, None, calls=2),
          "With micro=2 no gradient comes back to 2 of 4 samples, and with micro=4 it does"),

@@ -650,7 +650,7 @@ def test_a_load_that_does_nothing_is_a_failure_and_no_doubt(folder: Path) -> Non
     assert next(arm for arm in found["arms"] if arm["name"] == "cold")["verdict"] == "pass"
 
 
-@pytest.mark.parametrize("explains", ["judging.mechanism", "judge.of_setting"])
+@pytest.mark.parametrize("explains", ["judging.mechanism", "saved_and_loaded.of_setting"])
 def test_an_explanation_that_raises_takes_no_verdict_away(
     folder: Path, monkeypatch: pytest.MonkeyPatch, explains: str
 ) -> None:

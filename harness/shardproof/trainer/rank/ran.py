@@ -42,6 +42,7 @@ from shardproof.trainer.lines import (
     WRITTEN,
 )  # fmt: skip
 from shardproof.trainer.rank.collectives import begun_collectives
+from shardproof.trainer.rank.lengths import NEAR, Size, factor_between, size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
@@ -56,6 +57,9 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 LAMBDA = "<lambda>"
 """What Python calls the code of a lambda, whose names are looked up in the statement that it stands in."""
+
+MOST_FACTORS = 2
+"""Of numbers by which a statement has multiplied gradients; with more, it has done something else to them."""
 
 MOST_PARAMETERS = 200
 """Of more, nobody looks which statement changes them."""
@@ -78,7 +82,8 @@ class Ran:
     anything; in between lies what ran inside it, and that it touched gradients or parameters, with a digest of all.
     A value is [path, text, owner], where an owner is a number for the frame or the object that has the last name of a
     path. begun: how many statements. cut: whether later ones were not looked at. touched: place of a statement → what
-    became of parameters and their gradients while it ran, and of which, by identity. collectives: place of a statement
+    became of parameters and their gradients while it ran, and of which, by identity. scaled: place of a statement → by
+    which numbers it has multiplied gradients. collectives: place of a statement
     → which began while it ran, each time: their groups, and which of a group's they are. parameters: those to look at.
     state_calls: is told of calls that ask for a state, or give one.
     """
@@ -92,6 +97,8 @@ class Ran:
         self.touched: dict[Place, dict[str, list[int]]] = {}
         self.collectives: dict[Place, list[set[tuple[str, int]]]] = {}
         self._begun = dict[str, int]()
+        self.scaled: dict[Place, set[float]] = {}
+        self._sizes = dict[int, Size]()
         self.stack = list[_InFrame]()
         self.last = dict[int, _Seen]()
         self.told = list[tuple[Place, int, list[tuple[str, str, int]]]]()
@@ -137,10 +144,11 @@ class Ran:
         ]
         times = {place: [len(own.intersection(reductions)) for own in each] for place, each in self.collectives.items()}
         reduced = [[place, often] for place, often in times.items() if any(often)]
-        self.touched, self.collectives = {}, {}
+        scaled = [[place, sorted(factors)] for place, factors in self.scaled.items() if len(factors) <= MOST_FACTORS]
+        self.touched, self.collectives, self.scaled = {}, {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
-        told = {"places": places, "touched": touched, "reduced": reduced, "cut": self.cut,
+        told = {"places": places, "touched": touched, "reduced": reduced, "scaled": scaled, "cut": self.cut,
                 "ran": [[number[place], kind, values] for place, kind, values in self.told]}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s = [], 0, False, 0.0
         data = zlib.compress(json.dumps(told).encode(), 1)
@@ -202,8 +210,20 @@ class Ran:
                 if weights != was[0]:
                     done.setdefault(WRITTEN, []).append(key)
                 if gradient != was[1]:
+                    self._size(key, place, new=was[1] is None)
                     what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED
                     done.setdefault(what, []).append(key)
+
+    def _size(self, key: int, place: Place, *, new: bool) -> None:
+        """Keep how long a gradient is now, and by which number a statement has multiplied it, if it has."""
+        parameter = self.parameters()[key]()
+        before, now = self._sizes.pop(key, None), size_of(parameter.grad) if parameter is not None else None
+        if now is None:
+            return
+        self._sizes[key] = now
+        factor = factor_between(before, now) if before and not new else None
+        if factor is not None and abs(factor - 1) > NEAR:
+            self.scaled.setdefault(place, set()).add(float(f"{factor:.5g}"))
 
     def _digest_of(self, at: int) -> str:
         """A digest of all parameters that were seen last, or of all of their gradients. at: 0 or 1."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from shardproof.observe.logical import Key, Problem, Value
 from shardproof.observe.record import LIVE, whole
-from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of, shared_out
 
 START = np.arange(8, dtype=np.float32)
 CHANGE = np.linspace(1, 3, 8, dtype=np.float32)
@@ -73,3 +74,21 @@ def test_groups_of_ranks_that_have_the_same() -> None:
         "It is the same among ranks 0, 2, and ranks 1, 3: gradients are reduced among those, and not between them."
     )
     assert alike_among({0: one, 1: one, 2: one, 3: other}) == alike_among({0: one, 1: other}) == ""
+
+
+@pytest.mark.parametrize(
+    ("lists", "shared"),
+    [
+        ({0: "a\nb", 1: "c"}, True),
+        ({0: "a", 1: "b", 2: "a"}, False),
+        ({0: "a\nb", 1: "b"}, False),
+        ({0: "a", 1: ""}, True),
+    ],
+)
+def test_parameters_that_ranks_share_out_by_hand_are_no_conflict(lists: dict[int, str], shared: bool) -> None:
+    records = [
+        whole(4, rank, SETTING, "group0.params", "utf8", (len(text),), text.encode()) for rank, text in lists.items()
+    ]
+    problem = Problem(Key(4, LIVE, SETTING, "group0.params"), "replica_conflict", "")
+    other = Problem(Key(4, LIVE, SETTING, "group0.lr"), "replica_conflict", "")
+    assert shared_out(records, [problem, other]) == ({problem.key} if shared else set())

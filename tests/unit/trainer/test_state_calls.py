@@ -12,7 +12,7 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.walk import walk
-from shardproof.trainer.state_calls import Calls, Owner, joined, not_opened, whose_state
+from shardproof.trainer.state_calls import Calls, Owner, joined, no_longer_one, not_opened, whose_state
 from torch import nn
 
 from tests.unit.trainer.test_lines import ran_with
@@ -63,6 +63,17 @@ def test_what_fits_is_not_told() -> None:
     assert whose_state(STEPS, SAVE, load, wrong("exp_avg"), at_load=True) == ""
     assert whose_state(STEPS, SAVE, Calls(given=(MODEL,)), wrong("exp_avg"), at_load=False) == ""
     assert whose_state(STEPS, SAVE, Calls(given=(MODEL,), cut=True), wrong("exp_avg"), at_load=True) == ""
+
+
+def test_objects_that_are_no_longer_one_are_told() -> None:
+    save = Calls(paths={"model": 1, "loss.model": 1, "optimizer": 2}, steps={"optimizer": (4, 4)})
+    two, paths = no_longer_one(save, Calls(paths={"model": 1, "loss.model": 3}))
+    assert two == "`model` and `loss.model` are one object when the run saves, and two after `load`"
+    assert paths == ["model", "loss.model"]
+    assert no_longer_one(save, Calls(paths={"model": 1}, steps={"optimizer": (4, 4)})) == ("", [])
+    stale, paths = no_longer_one(save, Calls(steps={"optimizer": (0, 4)}))
+    assert stale.startswith("after `load` the 4 parameters of `optimizer` are those of no module")
+    assert paths == ["optimizer"]
 
 
 def test_files_that_are_not_opened_are_named(tmp_path: Path) -> None:

@@ -172,6 +172,15 @@ def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
     assert "2 random states differ" in failed(found["forgets=true"])["resumed"]
 
 
+def test_what_a_loop_does_behind_its_last_update_is_seen(tmp_path: Path) -> None:
+    found = ran(tmp_path, "keeps_its_best", "--program", "arms 2 2 resumed")
+    assert "resumed" not in failed(found[FIRST])
+    told = failed(found["kept=false"])["resumed"].splitlines()
+    assert told[0].startswith(
+        "After the last update all that is compared is equal, and when `fit` has returned 2 values "
+    )
+
+
 @pytest.mark.nightly
 def test_raw_state_dicts_in_distributed_checkpoints(tmp_path: Path) -> None:
     """What the template of a load lacks is not read: an optimizer that has never stepped has no state to fill."""

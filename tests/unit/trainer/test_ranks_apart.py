@@ -89,6 +89,6 @@ def test_parameters_that_ranks_share_out_by_hand_are_no_conflict(lists: dict[int
     records = [
         whole(4, rank, SETTING, "group0.params", "utf8", (len(text),), text.encode()) for rank, text in lists.items()
     ]
-    problem = Problem(Key(4, LIVE, SETTING, "group0.params"), "replica_conflict", "")
-    other = Problem(Key(4, LIVE, SETTING, "group0.lr"), "replica_conflict", "")
+    problem = Problem(Key(4, LIVE, SETTING, "group0.params"), "replica_conflict", (0, 1), "")
+    other = Problem(Key(4, LIVE, SETTING, "group0.lr"), "replica_conflict", (0, 1), "")
     assert shared_out(records, [problem, other]) == ({problem.key} if shared else set())

@@ -42,6 +42,9 @@ parameters or gradients, with a digest of all of them; that what ran behind it i
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
 """What becomes of a parameter while a statement runs; of a gradient that was not there, that was, and that goes."""
 
+RATE = "the learning rate"
+"""The path of what is told of learning rates that a statement set."""
+
 NO_PLACE = ("", 0, "")
 """Stands in front of the first statement of an operation, with what parameters are then, and where the rest is cut."""
 
@@ -104,12 +107,13 @@ class Touch(NamedTuple):
     """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
     of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done.
     reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
-    which numbers gradients were multiplied."""
+    which numbers gradients were multiplied. rated: learning rates before and behind it, each time that it set one."""
 
     place: str
     done: Mapping[str, Sequence[str]]
     reduced: Sequence[int] = ()
     scaled: Sequence[float] = ()
+    rated: Sequence[tuple[str, str]] = ()
 
 
 def touched(data: bytes) -> list[Touch]:
@@ -119,10 +123,20 @@ def touched(data: bytes) -> list[Touch]:
     done = {(file, line, text): done for (file, line, text), done in said["touched"] if any(done.values())}
     often = {(file, line, text): often for (file, line, text), often in said["reduced"]}
     scaled = {(file, line, text): factors for (file, line, text), factors in said["scaled"]}
+    rated = {(file, line, text): changes for (file, line, text), changes in said["rated"]}
+    scaled = {place: factors for place, factors in scaled.items() if place not in often}  # a sum is no multiple
     return [
-        Touch(Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()), scaled.get(place, ()))
-        for place in dict.fromkeys((*done, *often))
-    ]
+        Touch(
+            Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()), scaled.get(place, ()),
+            rated.get(place, ()),
+        )
+        for place in dict.fromkeys((*done, *often, *rated))
+    ]  # fmt: skip
+
+
+def rated_of(data: bytes) -> dict[tuple[str, int], list[str]]:
+    """The learning rates that statements leave, each time that they set one, by file and line of the statement."""
+    return {(file, line): [after for _, after in changes] for (file, line, _), changes in _said(data)["rated"]}
 
 
 def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]]:

@@ -23,6 +23,7 @@ from shardproof.trainer.lines import (
     Statement,
     Told,
     last_word,
+    rated_of,
     reductions_of,
     reductions_told,
     shown,
@@ -160,7 +161,11 @@ def _lines(
     seen = set[str]()
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
-        said = _not_alike(mine, its, names, numbers=numbers) or _reduced(place, packed, names)
+        said = (
+            _rated(place, packed, names)
+            or _not_alike(mine, its, names, numbers=numbers)
+            or _reduced(place, packed, names)
+        )
         values = (
             said[1].partition(" ")[2].partition(" (")[0] if said and said[1].startswith(("makes `", "reads `")) else ""
         )
@@ -234,6 +239,15 @@ def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple
             setting = _is_setting([Told(path, text, 0) for text, *_ in (mine, its)], names)
             return f", behind {head.shown()}, where {values}", fixed or setting
     return f", behind {head.shown()}", False
+
+
+def _rated(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, str]) -> tuple[int, str] | None:
+    """That a statement sets another learning rate in two ways, or one in one of them alone."""
+    told = [_few(rated_of(data).get(place, [])) for data in ran]
+    if told[0] == told[1]:
+        return None
+    ways = [f"to {rate} {name}" if rate else f"not at all {name}" for rate, name in zip(told, names, strict=True)]
+    return 0, f"sets the learning rate {' and '.join(ways)}"
 
 
 def _reduced(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, str]) -> tuple[int, str] | None:

@@ -14,6 +14,9 @@ from shardproof.trainer.telling import times
 MOST_LINES = 10
 """Statements of a step that a portrait names."""
 
+MOST_RATES = 2
+"""Learning rates that a portrait says a statement sets."""
+
 DOES = {MADE: "makes", CHANGED: "changes", CLEARED: "clears"}
 
 
@@ -88,5 +91,6 @@ def _done(touch: Touch) -> str:
             told.append(f"{DOES[what]} {one}{often}")
     if touch.scaled and told:
         told[-1] += f", by a factor of {' or '.join(f'{factor:.5g}' for factor in touch.scaled)}"
+    told += [f"sets the learning rate from {before} to {after}" for before, after in touch.rated[:MOST_RATES]]
     told += [f"takes part in {reductions_told(touch.reduced)}"] if touch.reduced else []
     return " and ".join(told)

@@ -156,16 +156,20 @@ def alike(judging: Judging, session: Session) -> None:
     judging.add(session.name, wrong, told, notes)
 
 
+MODULES = (PARAMS, "buffer")
+"""Roles of what modules hold."""
+
+
 def _name(difference: Difference) -> Name:
     return difference.key.role, difference.key.fqn
 
 
 def _stays(judging: Judging, session: Session, name: Name) -> bool:
-    """Whether a parameter that one of two ways alone has is the same in all of its steps there, so that nothing trains
-    it, as an adapter that lies beside the one in use."""
+    """Whether a parameter or a buffer that one of two ways alone has is the same in all of its steps there, so that
+    nothing trains it, as an adapter that lies beside the one in use, or weights that are quantised in one way."""
     ways = [{judging.at(op.index).get(name) for op in each.ops if op.index in judging.seen} for each in
             (session, judging.whole)]  # fmt: skip
-    return name[0] == PARAMS and all(len(values) == 1 for values in ways)
+    return name[0] in MODULES and all(len(values) == 1 for values in ways)
 
 
 def _by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:

@@ -220,7 +220,15 @@ def test_what_a_load_writes_out_of_something_else_than_a_step_is_told(mine: Modu
 
 def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any, ...] = ()) -> bytes:
     """What a rank would have recorded of statements that touched parameters or took part in reductions."""
-    said = {"places": [], "ran": [], "cut": False, "touched": touched, "reduced": list(reduced), "scaled": list(scaled)}
+    said = {
+        "places": [],
+        "ran": [],
+        "cut": False,
+        "touched": touched,
+        "reduced": list(reduced),
+        "scaled": list(scaled),
+        "rated": [],
+    }
     return zlib.compress(json.dumps(said).encode())
 
 
@@ -250,6 +258,17 @@ def test_the_number_that_a_line_scales_by_is_measured(mine: ModuleType) -> None:
     scaled = {touch.place: touch.scaled for touch in touched(data) if touch.scaled}
     assert list(scaled.values()) == [[2.0], [0.5]]
     assert "backward()" in next(iter(scaled))
+
+
+def test_a_line_that_sets_a_learning_rate_is_told(mine: ModuleType) -> None:
+    rows = list[bytes]()
+    for rate in (0.1, 0.2):
+        groups: dict[str, Any] = {"last": 0.0}
+        record = Ran(rates=lambda groups=groups: [repr(groups["last"])])
+        rows.append(ran(partial(mine.restore, groups, {"last": rate}), record))
+    assert [touch.rated for touch in touched(rows[0])] == [[["0.0", "0.1"]], [["0.1", "1.1"]]]
+    said = of_two_ways({0: rows[0]}, {0: rows[1]}, ("with n=1", "with n=2"))
+    assert '(`schedule["last"] = kept["last"]`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said
 
 
 def test_lines_that_leave_some_parameters_alone_or_touch_just_them_are_told() -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -64,6 +65,7 @@ from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.inputs import Inputs
 from shardproof.trainer.rank.loaded_keys import LoadedKeys
 from shardproof.trainer.rank.loading import values
+from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.measured import Measured, called
 from shardproof.trainer.rank.pieces import Held
 from shardproof.trainer.rank.plain import numbers_of
@@ -98,7 +100,8 @@ class Rank:
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
         self.state_calls = StateCalls(context.directory)
-        self.ran = Ran(self._known, self.state_calls)
+        self.ran = Ran(self._known, self.state_calls, self._rates)
+        self.optimizers: list[ReferenceType[torch.optim.Optimizer]] = []
         self.parameters: dict[int, Held] = {}
         self.of_modules: dict[int, Callable[[], torch.Tensor | None]] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
@@ -150,6 +153,12 @@ class Rank:
     def _known(self) -> dict[int, Callable[[], torch.Tensor | None]]:
         """The parameters that are known so far, of modules and of optimizers, by identity."""
         return {**self.of_modules, **self.measured.known()}
+
+    def _rates(self) -> list[str]:
+        """The learning rates of the param groups of torch's optimizers that were found latest."""
+        held = (reference() for reference in self.optimizers)
+        groups = (group for one in held if one is not None for group in vars(one).get("param_groups", ()))
+        return [told(group.get("lr")) for group in groups]
 
     def _take(self, op: Op) -> None:
         """Keep what is there after an update in the midst of `fit`."""
@@ -282,6 +291,7 @@ class Rank:
         yield from state.records(op)
         self.parameters = state.parameters
         self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
+        self.optimizers = [ref(met.value) for met in state.way.met if isinstance(met.value, torch.optim.Optimizer)]
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)

@@ -38,6 +38,7 @@ from shardproof.trainer.lines import (
     GOES_ON,
     MADE,
     NO_PLACE,
+    RATE,
     TOUCHES,
     WRITTEN,
 )  # fmt: skip
@@ -57,6 +58,9 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 LAMBDA = "<lambda>"
 """What Python calls the code of a lambda, whose names are looked up in the statement that it stands in."""
+
+LEAST_ELEMENTS = 4
+"""Of a gradient; with fewer, a sum looks like a multiple."""
 
 MOST_FACTORS = 2
 """Of numbers by which a statement has multiplied gradients; with more, it has done something else to them."""
@@ -85,15 +89,19 @@ class Ran:
     became of parameters and their gradients while it ran, and of which, by identity. scaled: place of a statement → by
     which numbers it has multiplied gradients. collectives: place of a statement
     → which began while it ran, each time: their groups, and which of a group's they are. parameters: those to look at.
-    state_calls: is told of calls that ask for a state, or give one.
+    state_calls: is told of calls that ask for a state, or give one. rates: the learning rates of the param groups that
+    are known. rated: place of a statement → what these were before it and behind it, each time that it changed them.
     """
 
     def __init__(
         self,
         parameters: Callable[[], Mapping[int, Callable[[], torch.Tensor | None]]] = dict,
         state_calls: StateCalls | None = None,
+        rates: Callable[[], list[str]] = list,
     ) -> None:
-        self.parameters, self.state_calls = parameters, state_calls
+        self.parameters, self.state_calls, self.rates = parameters, state_calls, rates
+        self.rated: dict[Place, list[tuple[str, str]]] = {}
+        self._rates = list[str]()
         self.touched: dict[Place, dict[str, list[int]]] = {}
         self.collectives: dict[Place, list[set[tuple[str, int]]]] = {}
         self._begun = dict[str, int]()
@@ -112,6 +120,7 @@ class Ran:
             yield
             return
         self.stack, self.last, self._begun = [], self._seen(), begun_collectives()
+        self._rates = self.rates()
         if self.last and not self.told:
             self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
         sys.settrace(self.called)
@@ -145,11 +154,13 @@ class Ran:
         times = {place: [len(own.intersection(reductions)) for own in each] for place, each in self.collectives.items()}
         reduced = [[place, often] for place, often in times.items() if any(often)]
         scaled = [[place, sorted(factors)] for place, factors in self.scaled.items() if len(factors) <= MOST_FACTORS]
-        self.touched, self.collectives, self.scaled = {}, {}, {}
+        rated = [[place, changes] for place, changes in self.rated.items()]
+        self.touched, self.collectives, self.scaled, self.rated = {}, {}, {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
-        told = {"places": places, "touched": touched, "reduced": reduced, "scaled": scaled, "cut": self.cut,
-                "ran": [[number[place], kind, values] for place, kind, values in self.told]}  # fmt: skip
+        ran = [[number[place], kind, values] for place, kind, values in self.told]
+        told = {"places": places, "touched": touched, "reduced": reduced, "scaled": scaled, "rated": rated,
+                "cut": self.cut, "ran": ran}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s = [], 0, False, 0.0
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
@@ -200,6 +211,8 @@ class Ran:
             new = ((group, at) for group, last in begun.items() for at in range(self._begun.get(group, 0), last))
             self.collectives[place][-1] |= {(group, at + 1) for group, at in new}
         self._begun = begun
+        if place:
+            self._look_at_rates(place)
         if place and now != before:
             done = self.touched.setdefault(place, {})
             told = [(what, self._digest_of(at), 0) for at, what in enumerate(("parameters", "gradients"))
@@ -214,6 +227,14 @@ class Ran:
                     what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED
                     done.setdefault(what, []).append(key)
 
+    def _look_at_rates(self, place: Place) -> None:
+        """Tell that a statement has set a learning rate."""
+        before, self._rates = self._rates, self.rates()
+        if before and len(before) == len(self._rates) and before != self._rates:
+            told = [", ".join(dict.fromkeys(each)) for each in (before, self._rates)]
+            self.rated.setdefault(place, []).append((told[0], told[1]))
+            self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
+
     def _size(self, key: int, place: Place, *, new: bool) -> None:
         """Keep how long a gradient is now, and by which number a statement has multiplied it, if it has."""
         parameter = self.parameters()[key]()
@@ -222,7 +243,8 @@ class Ran:
             return
         self._sizes[key] = now
         factor = factor_between(before, now) if before and not new else None
-        if factor is not None and abs(factor - 1) > NEAR:
+        few = parameter is None or parameter.numel() < LEAST_ELEMENTS
+        if factor is not None and abs(factor - 1) > NEAR and not few:
             self.scaled.setdefault(place, set()).add(float(f"{factor:.5g}"))
 
     def _digest_of(self, at: int) -> str:

@@ -216,7 +216,7 @@ def _examined(file: str, asked: Asked) -> int:
             planned += later
             ended = execute(replace(request, plan=Plan(tuple(planned)), goes_on=ended.report.run.id))
             cut = {
-                one.scenario: why for one in ended.report.results if one.scenario in more and (why := cut_short(one))
+                one.scenario: why for one in ended.report.results if one.scenario in later and (why := cut_short(one))
             }
         if cut and not ended.interrupted:
             planned = [scenario for scenario in planned if scenario not in cut]

@@ -43,9 +43,9 @@ def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
 
 
 def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
-    """Operation → how many rows of data the models of all ranks were given; what several ranks have alike counts once,
-    as it does in the gradient of ranks that share a tensor out."""
-    return _in_all(records, 1)
+    """Operation → how many rows of data the models of all ranks were given; what several ranks, or several
+    calls of one, have alike counts once."""
+    return _in_all(records, 1, often=False)
 
 
 def elements_by_op(records: Iterable[Record]) -> dict[int, int]:
@@ -54,14 +54,17 @@ def elements_by_op(records: Iterable[Record]) -> dict[int, int]:
     return _in_all(records, 8)
 
 
-def _in_all(records: Iterable[Record], place: int) -> dict[int, int]:
-    """Operation → the sum of a number of each call, by its place in a record; a call of several ranks counts once."""
+def _in_all(records: Iterable[Record], place: int, *, often: bool = True) -> dict[int, int]:
+    """Operation → the sum of a number of each call, by its place in a record; a call of several ranks counts once, and
+    so does one that a rank makes again with the same data, unless `often`."""
     given: dict[int, Counter[tuple[str, int]]] = {}
     for record in records:
         if record.role == GIVEN:
             given.setdefault(record.op, Counter())
             given[record.op] |= Counter((call[0], call[place]) for call in _of_one_width(json.loads(record.data)))
-    return {op: sum(number * often for (_, number), often in calls.items()) for op, calls in given.items()}
+    return {
+        op: sum(number * (times if often else 1) for (_, number), times in calls.items()) for op, calls in given.items()
+    }
 
 
 def _of_one_width(calls: list[list[Any]]) -> list[list[Any]]:

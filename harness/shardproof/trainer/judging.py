@@ -40,7 +40,7 @@ from shardproof.trainer.given import (
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.lines import OfRanks as RanOfRanks
 from shardproof.trainer.lines import ran_by_op, unevenly_reduced
-from shardproof.trainer.lines_apart import left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
+from shardproof.trainer.lines_of_ranks import left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing

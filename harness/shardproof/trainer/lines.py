@@ -45,6 +45,9 @@ WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
 RATE = "the learning rate"
 """The path of what is told of learning rates that a statement set."""
 
+DRAWS = re.compile(r"\b(shuffle|permutation|randperm|randint|choices?|sample|seed|manual_seed|set_epoch)\(")
+"""Statements that draw random numbers, or say from where they are drawn."""
+
 NO_PLACE = ("", 0, "")
 """Stands in front of the first statement of an operation, with what parameters are then, and where the rest is cut."""
 

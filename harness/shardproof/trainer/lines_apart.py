@@ -18,28 +18,20 @@ from typing import NamedTuple
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
-    CHANGED,
     CUT,
     ENDS,
     RATE,
     TOUCHES,
-    WRITTEN,
     Moment,
     Name,
     OfRanks,
     Statement,
     Told,
-    Touch,
     last_word,
     places_that_write,
     shown,
-    touched,
     unpacked,
 )
-from shardproof.trainer.lines import (
-    MADE as GRADIENT_MADE,
-)
-from shardproof.trainer.telling import times
 
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
@@ -155,20 +147,7 @@ def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[S
     return None
 
 
-def of_ranks(ran: OfRanks) -> str:
-    """Where a rank takes another turn than the first one in the same operation; empty where all run the same."""
-    first, *others = sorted(ran) or [0]
-    for rank in others:
-        one, other = unpacked(ran[first]), unpacked(ran[rank])
-        turn = next((each for each in partings(one, other, frozenset()) if each.kind == TURN), None)
-        if turn:
-            ways = f"rank {first}", f"rank {rank}"
-            behind = _behind(turn, (one, other), (f"on rank {first}", f"on rank {rank}"))
-            return f"Line by line, ranks part{behind}: {_goes(turn, ways)}."
-    return ""
-
-
-def _behind(turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], ways: tuple[str, str]) -> str:
+def behind_which(turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], ways: tuple[str, str]) -> str:
     """What stands in front of where two rows take another turn, with what it reads otherwise."""
     if turn.before is None:
         return ""
@@ -178,92 +157,21 @@ def _behind(turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]]
     known = {told.path: told for told in values[1]}
     pairs = ((told, known[told.path]) for told in values[0] if told.path in known)
     apart = next((pair for pair in pairs if pair[0].text != pair[1].text and pair[0].is_plain), None)
-    where = f", where `{apart[0].path.removeprefix(BEHIND)}` is {_both(apart, ways)}" if apart else ""
+    where = f", where `{apart[0].path.removeprefix(BEHIND)}` is {of_both(apart, ways)}" if apart else ""
     return f", behind {turn.before.shown()}{where}"
 
 
-def _both(values: tuple[Told, Told], ways: tuple[str, str]) -> str:
+def of_both(values: tuple[Told, Told], ways: tuple[str, str]) -> str:
+    """Two values, with what a sentence says of the way that has each."""
     return " and ".join(f"{shown(each.text)} {way}" for each, way in zip(values, ways, strict=True))
 
 
 MOST_PLACES = 3
-"""Statements that a sentence names which ranks do not have in common, or which leave some parameters alone."""
-
-_WRITES = {WRITTEN: "writes", CHANGED: "changes the gradient of", GRADIENT_MADE: "makes the gradient of"}
+"""Values that a sentence names which two runs of a statement have alike."""
 
 
-def touched_by_ranks(ran: OfRanks) -> str:
-    """A sentence about statements that write other parameters, or change other gradients, on one rank than on another;
-    empty where all do the same."""
-    ranks = sorted(ran)
-    told = list[str]()
-    by_rank = {rank: {touch.place: touch for touch in touched(ran[rank])} for rank in ranks}
-    for place in dict.fromkeys(place for own in by_rank.values() for place in own):
-        for what, verb in _WRITES.items():
-            names = {rank: _names(by_rank[rank].get(place), what) for rank in ranks}
-            if len({tuple(own) for own in names.values()}) > 1:
-                each = (f"{_few(own) or 'none'} on rank {rank}" for rank, own in names.items())
-                told.append(f"{place} {verb} {' and '.join([*each][:MOST_PLACES])}")
-    return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
-
-
-def scaled_by_ranks(ran: OfRanks) -> str:
-    """A sentence about statements that multiply gradients by another number on one rank than on another; empty where
-    none does."""
-    told = list[str]()
-    by_rank = {rank: {touch.place: touch.scaled for touch in touched(own)} for rank, own in sorted(ran.items())}
-    for place in dict.fromkeys(place for own in by_rank.values() for place in own):
-        factors = {rank: own.get(place, ()) for rank, own in by_rank.items()}
-        if all(len(each) == 1 for each in factors.values()) and len({each[0] for each in factors.values()}) > 1:
-            each = " and ".join(f"{own[0]:.5g} on rank {rank}" for rank, own in factors.items())
-            told.append(f"{place} multiplies gradients by {each}")
-    return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
-
-
-def left_alone(ran: bytes, wrong: Collection[str]) -> str:
-    """A sentence about statements that change the gradients of some parameters, or write them, and none of others;
-    empty where there are none.
-
-    Args:
-        wrong: the names of the others.
-    """
-    told = list[str]()
-    for touch in touched(ran):
-        for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
-            names = {*_names(touch, what)}
-            if names and not names & {*wrong}:
-                told.append(f"{touch.place} {verb} {_few(sorted(names))}")
-    if not told or not wrong:
-        return ""
-    return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_PLACES])}; and not {_few(sorted(wrong))}."
-
-
-def touch_alone(ran: bytes, wrong: Collection[str], right: Collection[str]) -> list[str]:
-    """What is said of statements that write, or change the gradients of, just some parameters and none of others.
-
-    Args:
-        wrong: the names of the ones. right: of the others.
-    """
-    told = list[str]()
-    for touch in touched(ran):
-        for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
-            names = {*_names(touch, what)}
-            if names >= {*wrong} and not names & {*right}:
-                often = times(len(touch.done[what]) // len(names))
-                told.append(f"{touch.place} {verb} just those that are otherwise ({', '.join(sorted(names))}), {often}")
-    return told[:MOST_PLACES]
-
-
-def _names(touch: Touch | None, what: str) -> list[str]:
-    return sorted({*touch.done.get(what, ())}) if touch else []
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_PLACES} more" if len(names) > MOST_PLACES else ""
-    return f"{', '.join(names[:MOST_PLACES])}{more}"
-
-
-def _goes(turn: Parting, ways: tuple[str, str]) -> str:
+def goes(turn: Parting, ways: tuple[str, str]) -> str:
+    """With which statement either of two ways goes on that take another turn."""
     return " and ".join(
         f"{way} goes on with {statement.shown()}" if statement else f"{way} with no other one of its own"
         for way, statement in zip(ways, (turn.one, turn.other), strict=True)
@@ -330,7 +238,7 @@ def followed(
     begins = [_begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}
-    pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and (told.is_plain or _draws(told))]
+    pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and (told.is_plain or draws(told))]
     unlike = [(mine, its) for mine, its in pairs if mine.text != its.text]
     apart = min(unlike, key=lambda pair: "… " in pair[0].text, default=None)
     first = f" {one.statement.shown()} set it last in both"
@@ -338,17 +246,17 @@ def followed(
         return ""  # a count that goes on counting
     if apart is None or apart[0].path == values[0].path:
         first += f", in {one.when} and in {other.when}" if one.when != other.when else f", in {one.when}"
-        itself = _both(apart, (f"in {ways[0]}", f"in {ways[1]}")) if apart and apart[0].text != values[0].text else ""
+        itself = of_both(apart, (f"in {ways[0]}", f"in {ways[1]}")) if apart and apart[0].text != values[0].text else ""
         return f"{first}, out of what it was, {itself}." if itself else f"{first}."
     path = apart[0].path.removeprefix(BEHIND)
-    both = _both(apart, (f"in {ways[0]}", f"in {ways[1]}"))
-    which = "a generator whose state is not the same" if _draws(apart[0]) else f"which is {both}"
+    both = of_both(apart, (f"in {ways[0]}", f"in {ways[1]}"))
+    which = "a generator whose state is not the same" if draws(apart[0]) else f"which is {both}"
     told = f"{first}, out of `{path}`, {which}."
     then = (begins[0], begins[1]), (one.moment, other.moment)
     return told + followed(apart, ways, moments, rank, *then, depth + 1)
 
 
-def _draws(told: Told) -> bool:
+def draws(told: Told) -> bool:
     """Whether a value is a random generator, of which the text has a digest of the state."""
     return told.text.startswith("generator ")
 
@@ -417,9 +325,9 @@ def sentence(
         return _of_touch(parting, ways, on)
     if one is None or first is None or second is None:
         rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
-        behind = _behind(parting, rows, (f"in {ways[0]}", f"in {ways[1]}"))
+        behind = behind_which(parting, rows, (f"in {ways[0]}", f"in {ways[1]}"))
         anew = _entered_anew(parting, rows, moments[1], rank, ways[1])
-        return f"Line by line, the two part{on}{behind}: {_goes(parting, ways)}.{anew}"
+        return f"Line by line, the two part{on}{behind}: {goes(parting, ways)}.{anew}"
     texts = [each.text.partition("… ")[0] + "…" * ("… " in each.text) for each in (first, second)]
     values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
     if texts[0] == texts[1] or not (first.is_plain and second.is_plain):
@@ -464,7 +372,7 @@ def _not_in_load(told: Told, moments: Sequence[Moment], rank: int) -> str:
 def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
     """That a statement leaves other gradients or parameters, or any in one of two runs alone."""
     if parting.one and parting.first and parting.second and parting.first.path == RATE:
-        rates = _both((parting.first, parting.second), (f"in {ways[0]}", f"in {ways[1]}"))
+        rates = of_both((parting.first, parting.second), (f"in {ways[0]}", f"in {ways[1]}"))
         return f"Line by line, the two part at {parting.one.shown()}{on}: it sets {RATE}, to {rates}."
     if parting.one and parting.first:
         return (

@@ -14,6 +14,7 @@ from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
     CUT,
+    DRAWS,
     ENDS,
     TENSOR,
     TOUCHES,
@@ -95,7 +96,6 @@ MOST_LINES = 8
 _TELLING = re.compile(
     r"\.(step|backward|zero_grad|update|scale_?|unscale_|clip_\w+|all_\w+|reduce\w*|div_|mul_)\(|clip_grad|no_sync"
 )
-_DRAWS = re.compile(r"\b(shuffle|permutation|randperm|randint|choices?|sample|seed|manual_seed|set_epoch)\(")
 _HEADS = ("if ", "elif ", "else", "for ", "while ", "with ", "return", "pass", "try", "assert ")
 _JUMPS = ("continue", "break")
 _OFTEN = re.compile(r"\.(backward|zero_grad)\(")
@@ -302,8 +302,8 @@ def _not_alike(
               for ran in (mine, its)]  # fmt: skip
     if writes[0] != writes[1] and all(writes):
         return 0, f"writes parameters {_times(writes[0])} {names[0]} and {_times(writes[1])} {names[1]}"
-    if counts[0] != counts[1] and (_TELLING.search(mine[0].text) or _DRAWS.search(mine[0].text)):
-        often = 3 if _OFTEN.search(mine[0].text) else 2 if _DRAWS.search(mine[0].text) else 1
+    if counts[0] != counts[1] and (_TELLING.search(mine[0].text) or DRAWS.search(mine[0].text)):
+        often = 3 if _OFTEN.search(mine[0].text) else 2 if DRAWS.search(mine[0].text) else 1
         return often, f"runs {_times(counts[0])} {names[0]} and {_times(counts[1])} {names[1]}"
     if not numbers:
         return None

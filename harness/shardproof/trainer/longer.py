@@ -82,6 +82,6 @@ def _is_its_end(arm: ArmResult, result: Result) -> bool:
 def told_of(cell: str, ended: str) -> str:
     """A sentence on a longer run that is no part of the report. cell: in words. ended: see `cut_short`."""
     return (
-        f"{cell}: this longer run was tried, for what the learning-rate schedule does later, and is left out, since it "
-        f"came to no end that could be compared: {ended.rstrip(': ')}"
+        f"{cell}: this longer run was tried, for what a learning-rate schedule or the data do later, and is left out, "
+        f"since it came to no end that could be compared: {ended.rstrip(': ')}"
     )

@@ -103,9 +103,12 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
             return f"{told}, {which}, {OF_THE_AXIS}"
         if between.gradients and not any(between.gradients.get(name) == GRADIENT for name in wrong):
             return f"{told}, {which}. {NOT_STEPPED}"
-        return f"{told}, {which}: look at what scales the loss or the gradients that reach these tensors alone."
+        alone = "look at what scales the loss or the gradients that reach these tensors alone."
+        return f"{told}, {which}: {OF_THE_UPDATE if _moments_alike(what, wrong, between) else alone}"
     if between.rates and abs(factor / between.rates - 1) < NEAR:
         return f"{told}, in all tensors alike{when}, as are the learning rates: {OF_RATES}"
+    if _moments_alike(what, wrong, between):
+        return f"{told}, in all tensors alike{when}: {OF_THE_UPDATE}"
     if when:
         return f"{told}, in all tensors alike{when}: {OF_THE_STEP}"
     if _is_ratio(factor, between.ratio):
@@ -185,6 +188,19 @@ def in_common(names: Sequence[str], others: Sequence[str]) -> str:
 def _when(between: Between) -> str:
     """The step, where the steps before it show no difference."""
     return f", at step {between.step} and at none before it" if between.step >= 0 and between.earlier else ""
+
+
+OF_THE_UPDATE = (
+    "their moments are right, and so are their gradients: look at what the optimizer makes of them, such as the "
+    "learning rate, a bias correction, or a term of the update."
+)
+
+
+def _moments_alike(what: str, wrong: Sequence[str], between: Between) -> bool:
+    """Whether a parameter of which the update is wrong has moments, and all such have the right ones."""
+    moments = [(role, name) for role in ("exp_avg", "momentum") for name in wrong if (role, name) in between.expected]
+    alike = all(between.observed.get(key) == between.expected[key] for key in moments)
+    return what.startswith("change of param") and bool(moments) and alike
 
 
 WHOLE = (

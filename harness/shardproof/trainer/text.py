@@ -113,10 +113,11 @@ def _portrait(results: Sequence[Result]) -> list[str]:
         return []
     (_, (step, first)), *others = drawn
     otherwise: dict[str, list[str]] = {}
-    for result, (_, lines) in others:
+    for result, (at, lines) in others:
+        where = cell_text(result.scenario) if at == step else f"{at} of {cell_text(result.scenario)}"
         for line in lines:
             if line not in first and not line.startswith(REDUCED):
-                otherwise.setdefault(line, []).append(cell_text(result.scenario))
+                otherwise.setdefault(line, []).append(where)
     told = [f"  {line}  ({cells[0]}{f' and {len(cells) - 1} more' if len(cells) > 1 else ''})"
             for line, cells in otherwise.items()]  # fmt: skip
     more = [f"  and {len(told) - MOST_OTHERWISE} more lines of other cells"] if len(told) > MOST_OTHERWISE else []

@@ -35,7 +35,7 @@ from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
-from shardproof.trainer.lines_apart import scaled_by_ranks, touch_alone
+from shardproof.trainer.lines_of_ranks import drawn_by_ranks, scaled_by_ranks, touch_alone
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.measured import NOTHING
 from shardproof.trainer.not_finite import where_first
@@ -412,10 +412,16 @@ def _samples(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> 
         return ""
     again = max(other.values()) > 1 and max(one.values()) == 1
     more = f", where some come more than once with {names[1]}" if again else ""
+    rows = {rank: [row for call in own for row in call.rows] for rank, own in judging.model_calls[ops[1]].items()}
+    strange = [rank for rank, own in sorted(rows.items()) if {*own} - {*one}]
+    whose = f", all of them of rank {strange[0]}" if len(rows) > len(strange) == 1 else ""
+    moments = [Moment(op, judging.ran.get(op.index, {})) for op in judging.whole.ops if op.index <= ops[1]]
+    draws = judging.explained(lambda: drawn_by_ranks(moments)) if len(rows) > 1 else ""
     return (
         f"{lacking} of the {one.total()} samples that the ranks are given in this step with {names[0]} are not among "
-        f"those with {names[1]}{more}: look at what chooses them, and puts them in order."
-    )
+        f"those with {names[1]}{more}: look at what chooses them, and puts them in order. "
+        f"{f'Others come instead{whose}. ' if whose else ''}{draws}"
+    ).strip()
 
 
 def _older(

@@ -30,17 +30,14 @@ from shardproof.trainer.lines import (
     unevenly_reduced,
     unpacked,
 )
-from shardproof.trainer.lines_apart import (
-    apart_in,
-    begin_apart,
+from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, wrote_before
+from shardproof.trainer.lines_of_ranks import (
+    drawn_by_ranks,
     left_alone,
-    never_alike,
     of_ranks,
     scaled_by_ranks,
-    sentence,
     touch_alone,
     touched_by_ranks,
-    wrote_before,
 )
 from shardproof.trainer.lines_of_ways import of_setting, of_two_ways, that_decide
 from shardproof.trainer.rank.looked_up import told
@@ -120,6 +117,9 @@ def warms(held, share):
 def widens(held):
     held.high = [0.5, held.high][1]
     return held
+
+def draws(held, epoch):
+    torch.manual_seed(held.seed + epoch)
 
 def rounds(weight, master, generator):
     noise = torch.rand(3, generator=generator)
@@ -269,6 +269,16 @@ def test_a_line_that_sets_a_learning_rate_is_told(mine: ModuleType) -> None:
     assert [touch.rated for touch in touched(rows[0])] == [[["0.0", "0.1"]], [["0.1", "1.1"]]]
     said = of_two_ways({0: rows[0]}, {0: rows[1]}, ("with n=1", "with n=2"))
     assert '(`schedule["last"] = kept["last"]`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said
+
+
+def test_ranks_that_draw_from_other_seeds_are_told(mine: ModuleType) -> None:
+    rows = [ran(partial(mine.draws, SimpleNamespace(seed=seed), 1)) for seed in (7, 8)]
+    told = drawn_by_ranks([Moment(step(0), dict(enumerate(rows)))])
+    assert told.startswith("Of the lines that draw, mine.py:")
+    assert told.endswith(
+        "(`torch.manual_seed(held.seed + epoch)`) has `held.seed`, which is 7 on rank 0 and 8 on rank 1."
+    )
+    assert drawn_by_ranks([Moment(step(0), {0: rows[0], 1: rows[0]})]) == ""
 
 
 def test_lines_that_leave_some_parameters_alone_or_touch_just_them_are_told() -> None:

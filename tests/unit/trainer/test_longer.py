@@ -147,7 +147,7 @@ def test_the_command_runs_longer_and_leaves_out_what_comes_to_its_end(
     assert programs[:2] == [["arms"] * 2, ["arms"] * 2 + ["arms 16 4 resumed alike"] * 2]
     assert [request.goes_on for request in requests] == ["", *[RUN.id] * (2 if ends else 1)]
     assert "may try it" not in told
-    left_out = "chunks=2, arms 16 4 resumed alike: this longer run was tried, for what the learning-rate schedule does"
+    left_out = "chunks=2, arms 16 4 resumed alike: this longer run was tried, for what a learning-rate schedule or"
     if ends:
         assert programs[2] == ["arms"] * 2 + ["arms 16 4 resumed alike"]
         assert (status, left_out in told, OVER in told) == (0, True, True)

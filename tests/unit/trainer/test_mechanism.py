@@ -138,7 +138,8 @@ def test_a_factor_that_is_that_of_the_learning_rates() -> None:
         "0.1 in this step. Look at what sets the rate of that group, such as a schedule."
     )
     assert told(few, stepped=(stepped[0], stepped[0])).endswith(
-        "look at what scales the loss or the gradients that reach these tensors alone."
+        "their moments are right, and so are their gradients: look at what the optimizer makes of them, such as the "
+        "learning rate, a bias correction, or a term of the update."
     )
     assert told(changed({"param a": 6, "param b": 2}), stepped=(stepped[0], stepped[2])).endswith(
         "times in the others, as are their learning rates: 0.6 in the place of 0.1 and 0.2 in the place of 0.1 in this "

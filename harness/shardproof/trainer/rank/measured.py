@@ -123,6 +123,9 @@ class Measured:
         if not self.backwards and not self.steps:
             now = self._sizes(self._parameters)
             self.stale = {key for key, size in now.items() if any(size) and size == self._last.get(key)}
+        elif self.stale:  # those of an actor, say, that are cleared before its own backward, do not count again
+            now = self._sizes(self._parameters)
+            self.stale &= {key for key, size in now.items() if any(size)}
 
     def _steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Keep what an optimizer has when it begins to step."""

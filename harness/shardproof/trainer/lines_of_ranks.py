@@ -1,0 +1,148 @@
+"""What the lines of a trainer say of ranks that do not do the same, and of parameters that only some lines touch.
+
+*Verifies*: that the statements ran so. *Does not verify*: that a rank should have done what another one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from shardproof.trainer.lines import (
+    BEGINS,
+    BEHIND,
+    CHANGED,
+    DRAWS,
+    ENDS,
+    MADE,
+    WRITTEN,
+    Moment,
+    OfRanks,
+    Statement,
+    Touch,
+    touched,
+    unpacked,
+)
+from shardproof.trainer.lines_apart import TURN, behind_which, draws, goes, of_both, partings
+from shardproof.trainer.telling import times
+
+MOST_PLACES = 3
+"""Statements that a sentence names which ranks do not have in common, or which leave some parameters alone."""
+
+_WRITES = {WRITTEN: "writes", CHANGED: "changes the gradient of", MADE: "makes the gradient of"}
+
+
+def of_ranks(ran: OfRanks) -> str:
+    """Where a rank takes another turn than the first one in the same operation; empty where all run the same."""
+    first, *others = sorted(ran) or [0]
+    for rank in others:
+        one, other = unpacked(ran[first]), unpacked(ran[rank])
+        turn = next((each for each in partings(one, other, frozenset()) if each.kind == TURN), None)
+        if turn:
+            ways = f"rank {first}", f"rank {rank}"
+            behind = behind_which(turn, (one, other), (f"on rank {first}", f"on rank {rank}"))
+            return f"Line by line, ranks part{behind}: {goes(turn, ways)}."
+    return ""
+
+
+def touched_by_ranks(ran: OfRanks) -> str:
+    """A sentence about statements that write other parameters, or change other gradients, on one rank than on another;
+    empty where all do the same."""
+    ranks = sorted(ran)
+    told = list[str]()
+    by_rank = {rank: {touch.place: touch for touch in touched(ran[rank])} for rank in ranks}
+    for place in dict.fromkeys(place for own in by_rank.values() for place in own):
+        for what, verb in _WRITES.items():
+            names = {rank: _names(by_rank[rank].get(place), what) for rank in ranks}
+            if len({tuple(own) for own in names.values()}) > 1:
+                each = (f"{_few(own) or 'none'} on rank {rank}" for rank, own in names.items())
+                told.append(f"{place} {verb} {' and '.join([*each][:MOST_PLACES])}")
+    return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
+
+
+def scaled_by_ranks(ran: OfRanks) -> str:
+    """A sentence about statements that multiply gradients by another number on one rank than on another; empty where
+    none does."""
+    told = list[str]()
+    by_rank = {rank: {touch.place: touch.scaled for touch in touched(own)} for rank, own in sorted(ran.items())}
+    for place in dict.fromkeys(place for own in by_rank.values() for place in own):
+        factors = {rank: own.get(place, ()) for rank, own in by_rank.items()}
+        if all(len(each) == 1 for each in factors.values()) and len({each[0] for each in factors.values()}) > 1:
+            each = " and ".join(f"{own[0]:.5g} on rank {rank}" for rank, own in factors.items())
+            told.append(f"{place} multiplies gradients by {each}")
+    return f"Of the lines of this step, {'; '.join(told[:MOST_PLACES])}." if told else ""
+
+
+def drawn_by_ranks(moments: Sequence[Moment]) -> str:
+    """A sentence about statements that draw otherwise on one rank than on the first, of another seed or generator, or
+    of one that nobody tells; empty where none does.
+
+    Args:
+        moments: the operations until the one in question.
+    """
+    told = dict[str, str]()
+    for _, ran in moments:
+        rows = {rank: unpacked(data) for rank, data in sorted(ran.items())}
+        first, *others = [*rows] or [0]
+        for rank in others:
+            for mine, its in zip(*(_drawing(rows[each]) for each in (first, rank)), strict=False):
+                if mine.place != its.place:
+                    break
+                known = {each.path: each for each in its.values}
+                apart = [(one, known[one.path]) for one in mine.values if one.path in known
+                         and known[one.path].text != one.text and (one.is_plain or draws(one))
+                         and ((one.text, known[one.path].text) != (str(first), str(rank))
+                              or ("seed" in mine.text and not one.path.startswith(BEHIND)))]  # fmt: skip
+                if apart and mine.shown() not in told:
+                    path = apart[0][0].path.removeprefix(BEHIND)
+                    ways = (f"on rank {first}", f"on rank {rank}")
+                    values = "another state on each" if draws(apart[0][0]) else of_both(apart[0], ways)
+                    told[mine.shown()] = f"{mine.shown()} has `{path}`, which is {values}"
+    return f"Of the lines that draw, {'; '.join([*told.values()][:MOST_PLACES])}." if told else ""
+
+
+def _drawing(row: Sequence[Statement]) -> list[Statement]:
+    """The begins and ends of statements that draw random numbers."""
+    return [each for each in row if each.kind in (BEGINS, ENDS) and DRAWS.search(each.text)]
+
+
+def left_alone(ran: bytes, wrong: Collection[str]) -> str:
+    """A sentence about statements that change the gradients of some parameters, or write them, and none of others;
+    empty where there are none.
+
+    Args:
+        wrong: the names of the others.
+    """
+    told = list[str]()
+    for touch in touched(ran):
+        for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
+            names = {*_names(touch, what)}
+            if names and not names & {*wrong}:
+                told.append(f"{touch.place} {verb} {_few(sorted(names))}")
+    if not told or not wrong:
+        return ""
+    return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_PLACES])}; and not {_few(sorted(wrong))}."
+
+
+def touch_alone(ran: bytes, wrong: Collection[str], right: Collection[str]) -> list[str]:
+    """What is said of statements that write, or change the gradients of, just some parameters and none of others.
+
+    Args:
+        wrong: the names of the ones. right: of the others.
+    """
+    told = list[str]()
+    for touch in touched(ran):
+        for what, verb in ((WRITTEN, "writes"), (CHANGED, "changes the gradient of")):
+            names = {*_names(touch, what)}
+            if names >= {*wrong} and not names & {*right}:
+                often = times(len(touch.done[what]) // len(names))
+                told.append(f"{touch.place} {verb} just those that are otherwise ({', '.join(sorted(names))}), {often}")
+    return told[:MOST_PLACES]
+
+
+def _names(touch: Touch | None, what: str) -> list[str]:
+    return sorted({*touch.done.get(what, ())}) if touch else []
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_PLACES} more" if len(names) > MOST_PLACES else ""
+    return f"{', '.join(names[:MOST_PLACES])}{more}"

@@ -50,6 +50,7 @@ from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
 from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of, shared_out
+from shardproof.trainer.retyped import of_another_type, same_number
 from shardproof.trainer.rounding import PARAMS, At, rounded
 from shardproof.trainer.samples import Samples, samples_by_op
 from shardproof.trainer.shared import Names, shared_by_op
@@ -68,6 +69,7 @@ class Judging:
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
+    retyped: what came back as a number of another type, since the latest arm.
     without_effect: random states in which two sessions differed, while all that later steps made was the same.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
     given: operation → what the model was given in it. rows, elements: → how many that were, on all ranks.
@@ -115,6 +117,7 @@ class Judging:
     element_by_element: bool = False
     rounding: bool = False
     looked_at: int = 0
+    retyped: set[str] = field(default_factory=set)
     between: Between | None = None
 
     @classmethod
@@ -264,7 +267,13 @@ class Judging:
             expected, observed, before, session.ops[0].mesh.world, settings=settings, step=step, earlier=earlier,
             gradients=self.gradients.get(op, {}), loaded=loads, seed=arms.seed_of(self.scenario, session.ops[0]),
         )  # fmt: skip
-        return [_with_entry(d, expected, observed) for d in found if d.fails and d.key.role]
+        same = {
+            d
+            for d in found
+            if same_number(expected.get((d.key.role, d.key.fqn)), observed.get((d.key.role, d.key.fqn)))
+        }
+        self.retyped |= {d.key.fqn for d in same}
+        return [_with_entry(d, expected, observed) for d in found if d.fails and d.key.role and d not in same]
 
     @cached_property
     def _moving(self) -> frozenset[int]:
@@ -277,7 +286,8 @@ class Judging:
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
         """An arm's verdict: a mismatch if anything differs, and no verdict if there was nothing to compare."""
         told, looked_at = [*notes, *([wording.ROUNDING] if self.rounding else [])], self.looked_at
-        self.rounding, self.looked_at = False, 0
+        told += [of_another_type(self.retyped)] if self.retyped else []
+        self.rounding, self.looked_at, self.retyped = False, 0, set()
         if not found and not looked_at:
             why = wording.ALL_UNSTEADY if self.unsteady else wording.NOTHING_IN_COMMON
             self.not_compared(name, "; ".join([why, *notes]))

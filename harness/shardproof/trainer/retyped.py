@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from shardproof.diff import Difference
+from shardproof.observe.logical import Value
 
 _TYPES = re.compile(r"dtype (?P<got>\S+) instead of (?P<wanted>[^\s,]+)")
 _PLAIN = re.compile(r"['\"](?P<type>\w+) ")
@@ -26,6 +28,22 @@ def retyped(difference: Difference) -> str:
         f", which has whole numbers up to {EXACT_TO[got]} only" if wanted.startswith("int") and got in EXACT_TO else ""
     )
     return f" It is of the type {got}{exact}, and should be of {wanted}." if got != wanted else ""
+
+
+def same_number(one: Value | None, other: Value | None) -> bool:
+    """Whether two plain values are one number, the one an `int` and the other a `float`."""
+    if one is None or other is None or (one.dtype, other.dtype) != ("utf8", "utf8"):
+        return False
+    pairs = sorted(value.data.decode().partition(" ")[::2] for value in (one, other))
+    try:
+        return [kind for kind, _ in pairs] == ["float", "int"] and float(pairs[0][1]) == float(pairs[1][1])
+    except ValueError:
+        return False
+
+
+def of_another_type(names: Iterable[str]) -> str:
+    """A note on plain numbers that came back as a number of another type."""
+    return f"equal, and a number of another type: {', '.join(sorted({*names}))}"
 
 
 def _name(dtype: str, shown: str) -> str:

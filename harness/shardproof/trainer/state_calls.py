@@ -160,7 +160,8 @@ def no_longer_one(save: Calls, load: Calls) -> tuple[str, list[str]]:
     """
     by_number: dict[int, list[str]] = {}
     for path, number in save.paths.items():
-        by_number.setdefault(number, []).append(path)
+        if number:
+            by_number.setdefault(number, []).append(path)
     for paths in by_number.values():
         now = {path: load.paths[path] for path in sorted(paths, key=len) if path in load.paths}
         first, *others = now or [""]

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any
@@ -45,6 +46,7 @@ class StateCalls:
         self._opened = dict[str, None]()
         self._cut = False
         self._numbers = dict[int, tuple[ReferenceType[object], int]]()
+        self._next = count(1)
 
     def called(self, frame: FrameType) -> None:
         """Note a call of one of `NAMES`, where it is a method of something that has a state."""
@@ -60,7 +62,7 @@ class StateCalls:
         known, number = self._numbers.get(id(owner), (None, 0))
         if known is None or known() is not owner:
             try:
-                known, number = ref(owner), len(self._numbers) + 1
+                known, number = ref(owner), next(self._next)
             except TypeError:
                 return 0
             self._numbers[id(owner)] = known, number

@@ -71,6 +71,7 @@ from shardproof.trainer.rank.pieces import Held
 from shardproof.trainer.rank.plain import numbers_of
 from shardproof.trainer.rank.ran import Ran
 from shardproof.trainer.rank.state_calls import StateCalls
+from shardproof.trainer.rank.walk import walk
 
 
 class Rank:
@@ -307,7 +308,9 @@ class Rank:
         if self.ran.told:
             names = {key: called(held) for key, held in state.parameters.items()}
             yield self.ran.record(op, self.context.rank, names, self.collectives.reductions)
-            yield self.state_calls.record(op, self.context.rank, state.way, self.trainer, state.parameters)
+            # a trainer's own `state()` may leave out what its objects hang on
+            way = state.way if self.trainer._attributes else walk(vars(self.trainer))
+            yield self.state_calls.record(op, self.context.rank, way, self.trainer, state.parameters)
         if self.described.alike:
             told = {names for held in state.parameters.values() for names in held.names if len(names) > 1}
             data = json.dumps(sorted(told)).encode()

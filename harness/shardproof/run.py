@@ -24,7 +24,7 @@ disk keep everything that was committed. docs/architecture.md follows one scenar
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardproof.cluster.executors import executor_of
@@ -74,25 +74,28 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
     """The run to work on, and the scenarios of it that have no verdict yet.
 
     That is the one that the request names, or the folder's latest run if it was cut off and has the same plan and
-    releases; otherwise a new one.
+    releases, or the same command and a plan to which scenarios were added; otherwise a new one.
     """
     if request.goes_on:
         store.replan(request.goes_on, request.plan.scenarios)
         return request.goes_on, store.unfinished(request.goes_on)
     latest, releases = store.latest_run(), request.versions()
     planned = {scenario.id for scenario in request.plan.scenarios}
-    if latest and _goes_on(store, store.run(latest), planned, releases):
+    stored = {scenario.id for scenario in store.planned(latest)} if latest else set[str]()
+    if latest and planned <= stored and _goes_on(store.run(latest), request, releases, added=planned < stored):
         todo = store.unfinished(latest)
         if not request.quiet:
-            print(f"resuming run {latest}: {len(planned) - len(todo)} of {len(planned)} done", file=sys.stderr)
+            print(f"resuming run {latest}: {len(stored) - len(todo)} of {len(stored)} done", file=sys.stderr)
         return latest, todo
     every = list(request.plan.scenarios)
     return store.begin_run(request.command, request.seed, releases, request.plan.excluded, every), every
 
 
-def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, str]) -> bool:
+def _goes_on(run: Run, request: Request, releases: Mapping[str, str], *, added: bool) -> bool:
+    """Whether a run was cut off that a request means. added: whether it has scenarios that the request does not name,
+    as a command has that adds some by what the first ones show."""
     unfinished = run.ended_at is None and run.versions == releases
-    return unfinished and {scenario.id for scenario in store.planned(run.id)} == planned
+    return unfinished and (not added or tuple(run.command) == tuple(request.command))
 
 
 def _examined(

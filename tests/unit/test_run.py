@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,24 @@ def test_ctrl_c_keeps_results_and_the_same_command_goes_on(
         assert len(store.runs()) == 1
     assert shardproof(*words) == ExitStatus.OK
     assert "resuming" not in capfd.readouterr().err, "a finished run is not resumed"
+
+
+def test_a_run_to_which_its_command_had_added_scenarios_goes_on(
+    shardproof: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("run", *SMALL, "--out", "out", "--sample", "3")
+    with monkeypatch.context() as patch:
+        cut_short(patch, 1, KeyboardInterrupt)
+        assert shardproof(*words) == 130
+    with Store(Path("out") / DATABASE) as store:
+        (run,) = store.runs()
+        first = store.planned(run.id)[0]
+        store.plan(run.id, [replace(first, seed=first.seed + 1)])
+    assert shardproof(*words) == ExitStatus.OK
+    assert ": 1 of 4 done" in capfd.readouterr().err
+    with Store(Path("out") / DATABASE) as store:
+        assert len(store.runs()) == 1
+        assert len(store.results(run.id)) == 4
 
 
 @pytest.mark.parametrize("change", ["plan", "versions"])

@@ -29,12 +29,19 @@ def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
 
 
 def _mean(case: FailureCase) -> float:
-    """The mean of the ranks' gradients: that of rank r is r + 1."""
-    return (case.ops[-1].mesh.dp + 1) / 2
+    """The mean of the ranks' gradients, which are 1 and more, at equal distances."""
+    return 1 + _between(case) * (case.ops[-1].mesh.dp - 1) / 2
+
+
+def _between(case: FailureCase) -> int:
+    """By how much one rank's gradient is more than the one's before it: 1, or where the dtype of the reduction is asked
+    for, so much that bf16 cannot hold the sum."""
+    return 255 if case.scenario.dtype.reduce == "fp32" else 1
 
 
 def _loss(case: FailureCase) -> str:
-    return LOSS + (" * (dist.get_rank() + 1)" if case.ops[-1].mesh.dp > 1 else "")
+    factor = "dist.get_rank() + 1" if _between(case) == 1 else f"{_between(case)} * dist.get_rank() + 1"
+    return LOSS + (f" * ({factor})" if case.ops[-1].mesh.dp > 1 else "")
 
 
 def _step(case: FailureCase, store: Store) -> Scene:
@@ -44,12 +51,16 @@ def _step(case: FailureCase, store: Store) -> Scene:
         ABOUT,
         ["self.block = Block()"],
         "gradient that exp_avg has taken up, exp_avg / (1 - beta1)",
-        f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients",
+        f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients{_why(case)}",
         "gradient(optimizer)",
         {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(_steps(case))},
         forward="self.block(x)",
         block=tensor(case, SIZE),
     )
+
+
+def _why(case: FailureCase) -> str:
+    return ", 1 and 256; bf16 has no 257" if (_between(case), case.ops[-1].mesh.dp) == (255, 2) else ""
 
 
 def _steps(case: FailureCase) -> list[str]:

@@ -53,6 +53,9 @@ NAMES = {
 INLINE = ("keep", "save_kept", "recall")
 """Operations that never become a function: what they keep is a variable of the main function."""
 
+LONG = 400
+"""How many characters of an error a script prints."""
+
 STATE = "model, optimizer"
 """What a build returns, and what other operations are given, where a system does not say otherwise (`state`)."""
 
@@ -215,6 +218,8 @@ def _raising(case: FailureCase, call: list[str], calls: Mapping[str, str], works
     error = case.result.error
     mute = error is not None and not error.message.strip() and "unwrap" not in calls
     said = "{traceback.extract_tb(error.__traceback__)[-1].line}" if mute else "{error}"
+    if error is not None and len(error.message) > LONG:
+        said = f"{{str(error)[:{LONG}]}}"
     return [
         "try:",
         *(f"    {line}" for line in call),

@@ -3,7 +3,7 @@ weights of before a load, and the state of a local tensor in a checkpoint. Scene
 
 from __future__ import annotations
 
-from shardproof.export.case import OTHER, TRAINED, FailureCase
+from shardproof.export.case import OTHER, RAISES, TRAINED, FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron.export_calls import Store
 from shardproof.systems.megatron_core.export_scene import LR, Scene, adam, build_lines, drafted, step_lines, tensor
@@ -17,7 +17,11 @@ def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
     """A script that shows a failure of Megatron-Core's own Megatron-FSDP in one or two parameters. None if the failure
     needs the general template."""
     first = case.first
-    if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:
+    if not store.fsdp or case.ops[-1].mesh.tp > 1:
+        return None
+    if _is_refused(case, store):
+        return drafted(_refused(case, store), store)
+    if first is None:
         return None
     if case.focus.kind == TRAINED and case.focus.op.kind == "step" and not first.key.role.startswith("compute"):
         return drafted(_step(case, store), store)
@@ -26,6 +30,32 @@ def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
     if case.is_shape and case.focus.role in ("exp_avg", "exp_avg_sq"):
         return drafted(_stored(case, store), store)
     return None
+
+
+def _is_refused(case: FailureCase, store: Store) -> bool:
+    """Whether a model without sharding refuses its own state dict, since its tensors cannot be changed in place."""
+    error, refused = case.result.error, case.focus.kind == RAISES and case.focus.op.kind == "load" and not case.whole
+    return refused and store.fsdp == "no_shard" and bool(error and "load_state_dict" in error.traceback)
+
+
+def _refused(case: FailureCase, store: Store) -> Scene:
+    """A model that does not take the state dict that was just made of it."""
+    ops, lines = {op.kind: op for op in reversed(case.ops)}, build_lines(case, store, adam(case))
+    return Scene(
+        case.only((ops["build"], ops["load"])),
+        "One weight.",
+        ["self.block = Block()"],
+        "",
+        "",
+        "",
+        {
+            "build": "\n".join(lines[: next(at for at, line in enumerate(lines) if line.startswith("config = "))]),
+            "load": "model.load_state_dict(model.state_dict())",
+            "works": "the model's own state dict is loaded",
+            "state": "model",
+        },
+        block=tensor(case, SIZE),
+    )
 
 
 def _mean(case: FailureCase) -> float:

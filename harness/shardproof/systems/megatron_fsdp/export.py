@@ -354,7 +354,7 @@ def _spread(block: str) -> list[str]:
     if len(block) <= 108 or "=Block(" not in block:
         return [f"    {block},"]
     head, _, rest = block.partition("(")
-    parameters = re.split(r", (?=\w+=(?:torch|distribute_tensor|nn)\b)", rest.removesuffix(")"))
+    parameters = re.split(r"(?<=\)), (?=\w+=)", rest.removesuffix(")"))  # each value is a call
     return [f"    {head}(", *(f"        {one}," for one in parameters), "    ),"]
 
 

@@ -12,6 +12,7 @@ from shardproof.export.script import Draft
 from shardproof.mechanisms.fsdp2.formats import HUB, CheckpointPlan, checkpoint_plan, hub_folder
 from shardproof.mechanisms.fsdp2.limits import IGNORED
 from shardproof.models import ParamSpec
+from shardproof.program import Op
 from shardproof.scenario import Mesh, Scenario
 
 CLASSES = {
@@ -45,6 +46,8 @@ def draft_script(case: FailureCase) -> Draft:
     plan = checkpoint_plan(scenario.checkpoint)
     if case.focus.kind == HANGS and case.focus.op.kind == "load" and plan.broadcast_from_rank0 and not case.whole:
         return _draft_of_broadcast(case, plan)
+    if case.focus.kind == RAISES and case.focus.op.kind == "recall" and plan.broadcast_from_rank0 and not case.whole:
+        return _draft_of_kept(case, plan)
     hollow = plan.flatten and any(not names for _, names in model["groups"])
     if case.focus.kind == RAISES and case.focus.op.kind == "load" and hollow and not case.whole:
         return _draft_of_empty_group(case, plan)
@@ -174,13 +177,49 @@ def _draft_of_empty_group(case: FailureCase, plan: CheckpointPlan) -> Draft:
     return _draft_without_file(case.on_one_rank(), plan, calls)
 
 
-def _draft_without_file(case: FailureCase, plan: CheckpointPlan, calls: dict[str, str]) -> Draft:
-    """A script that loads the state dicts of its own save."""
+def _draft_of_kept(case: FailureCase, plan: CheckpointPlan) -> Draft:
+    """A script of one layer and a state dict that the caller keeps: what the dict holds after a load and a step, and
+    what becomes of a second load. One rank shows both."""
+    whole = "(weight.full_tensor() if isinstance(weight, DTensor) else weight)"
+    calls = {
+        "start": start(case.on_one_rank(), "gloo"),
+        "build": "model = nn.Linear(4, 4, bias=False)\nfully_shard(model)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1.0)",
+        "keep": 'kept = {"weight": torch.ones(4, 4)}',
+        "recall": "\n".join(
+            [
+                "set_model_state_dict(model, kept, options=OPTIONS)",
+                "model(torch.ones(4)).sum().backward()",
+                "optimizer.step()",
+                'weight, again = kept["weight"], "ends"',
+                f"held = type(weight).__name__, {whole}.unique().tolist()",
+                "try:",
+                "    set_model_state_dict(model, kept, options=OPTIONS)",
+                f"except {case.focus.error.rpartition('.')[2]} as error:",
+                '    again = f"raises {type(error).__name__}: {error}"',
+            ]
+        ),
+        "subject": "weight of the kept dict after one load and one step of training, and a second load of the dict",
+        "expected": '("Tensor", [1.0], "ends")',
+    }
+    ops = {op.kind: op for op in reversed(case.ops)}
+    return _draft_without_file(case.on_one_rank(), plan, calls, (ops["build"], ops["keep"], ops["recall"]))
+
+
+def _draft_without_file(
+    case: FailureCase, plan: CheckpointPlan, calls: dict[str, str], shown: tuple[Op, ...] = ()
+) -> Draft:
+    """A script that loads the state dicts of its own save.
+
+    Args:
+        shown: the operations of one that compares what they left, in place of that load.
+    """
     ops = {op.kind: op for op in reversed(case.ops) if op.kind in calls}
-    shown = case.only((ops["build"], ops["save"], ops["load"]))
+    ended = case.only(shown or (ops["build"], ops["save"], ops["load"]))
+    ended = ended.on_one_rank() if shown else ended
     values = {**_plain_values(case, cut=False), "state_options": _state_options(plan)}
-    library = f"torch {case.result.version}"
-    return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, "None", values, library, case=shown)
+    library, observed = f"torch {case.result.version}", "(*held, again)" if shown else "None"
+    return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, observed, values, library, case=ended)
 
 
 def _plain_values(case: FailureCase, *, cut: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from shardproof.mechanisms.fsdp2.export import WRAPPED
 from shardproof.mechanisms.megatron import export_groups as groups
 from shardproof.mechanisms.megatron.switches import BUCKET_SIZE
 from shardproof.scenario import Scenario
+from shardproof.versions import before
 
 STATE_DTYPE = TORCH_NAME | {"fp8e4m3": "torch.uint8"}
 """What the optimizer config calls a dtype: fp8 is uint8 there."""
@@ -34,6 +35,11 @@ class Store:
 def is_precise(scenario: Scenario) -> bool:
     """Whether masters and moments lie inside FusedAdam, in dtypes of their own."""
     return "precision_aware" in scenario.options
+
+
+def imports_triton(version: str) -> bool:
+    """Whether a release of Megatron-Core cannot be imported without triton (`shardproof.mechanisms.megatron.rank`)."""
+    return not before(version, "0.18")
 
 
 def call(name: str, values: Mapping[str, str]) -> str:
@@ -93,13 +99,21 @@ def build(case: FailureCase, store: Store, half: str | None) -> list[str]:
     ]
 
 
+TORCHS_ADAM = 'assert not HAVE_APEX_OR_TE, "apex or TransformerEngine is there, and this is of torch\'s Adam"'
+"""The line that ends a script with 125 where the library takes another Adam than the failure is of."""
+
+
 def _optimizer_lines(case: FailureCase) -> list[str]:
+    ask = case.scenario.optimizer
+    plain = ask.kind != "sgd" and ask.impl == "forloop" and not case.scenario.offload.fraction
+    guard = [TORCHS_ADAM] * (plain and case.scenario.sharding == "zero1")
     if not groups.scheduled(case):
-        return ["optimizer = get_megatron_optimizer(config, [model])"]
+        return ["optimizer = get_megatron_optimizer(config, [model])", *guard]
     return [
         f"overrides = {groups.overrides(case)}",
         "optimizer = get_megatron_optimizer(config, [model], config_overrides=overrides)",
         *groups.scheduler(case),
+        *guard,
     ]
 
 

@@ -24,6 +24,7 @@ def gpu_on_cpu(
     precise: bool = False,
     offload: bool = False,
     random: bool = False,
+    triton: bool = False,
 ) -> Mapping[str, str]:
     """File name → text of the module under which the CPU answers to the name of a GPU.
 
@@ -31,7 +32,8 @@ def gpu_on_cpu(
         fused: with a plain FusedAdam under TransformerEngine's name. local_state: that one keeps the state of DTensors
             as plain local tensors. precise: it keeps its state in dtypes of its own, as Megatron-Core's precision-aware
             optimizer asks for. offload: what is made of a tensor on the host stays there. random: the GPU's random
-            numbers are the CPU's. extension: with TransformerEngine's own Python over a stand-in for its extension.
+            numbers are the CPU's. triton: Megatron-Core is imported with triton there by name, where it is not
+            installed. extension: with TransformerEngine's own Python over a stand-in for its extension.
     """
     asked = {"fused": fused, "local_state": local_state, "extension": extension, "precise": precise}
-    return {FILE: fill(HOME, f"{FILE}.j2", **asked, offload=offload, random=random)}
+    return {FILE: fill(HOME, f"{FILE}.j2", **asked, offload=offload, random=random, triton=triton)}

@@ -24,6 +24,10 @@ OF_RATES = ("KeyError: (None, ", "ValueError: Could not find parameter group wit
 OF_STATE = "KeyError: 'step'"
 """How an error begins that comes of what torch's Adam has in its state, and the fused ones have not."""
 
+OF_NO_STATE = ("AssertionError", "state_dict")
+"""The type of the error, and the function that raises it, which comes of an optimizer that has taken no step: a fresh
+run that loads."""
+
 FUSED = "multi_tensor"
 
 
@@ -39,22 +43,31 @@ def draft_error_script(case: FailureCase, store: Store) -> Draft | None:
         return None
     told = f"{error.type}: {error.message}"
     # torch's own may raise since it was just built, without state, but for an error that is of its state
-    usable = scenario.optimizer.impl == FUSED or told.startswith(OF_STATE)
+    fresh = scenario.optimizer.impl != FUSED and _is_of_no_state(case)
+    usable = scenario.optimizer.impl == FUSED or told.startswith(OF_STATE) or fresh
     if not (shown and plain and stepped and usable and len(case.parts) == 1):
         return None
     rates = told.startswith(OF_RATES)
-    return drafted(_loaded(case, store, rates=rates), store)
+    return drafted(_loaded(case, store, rates=rates, fresh=fresh), store)
 
 
-def _loaded(case: FailureCase, store: Store, *, rates: bool) -> Scene:
+def _is_of_no_state(case: FailureCase) -> bool:
+    """Whether the error comes of an optimizer without state."""
+    error, (kind, function) = case.result.error, OF_NO_STATE
+    lines = error.traceback.splitlines() if error else []
+    raised = [line for line in lines if "distrib_optimizer.py" in line]
+    return bool(error and error.type == kind and raised and raised[-1].rstrip().endswith(f"in {function}"))
+
+
+def _loaded(case: FailureCase, store: Store, *, rates: bool, fresh: bool = False) -> Scene:
     """A checkpoint that cannot be loaded.
 
     Args:
-        rates: the second build asks for twice the learning rate.
+        rates: the second build asks for twice the learning rate. fresh: the second build has taken no step.
     """
     builds = [op for op in case.ops if op.kind == "build"]
     kept = {"step", "save", "load"}
-    ops = [op for op in case.ops if op.kind in kept or op in (builds if rates else builds[:1])]
+    ops = [op for op in case.ops if op.kind in kept or op in (builds if rates or fresh else builds[:1])]
     steps = [op for op in ops if op.kind == "step"]
     asked = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype))
     config = {name: value for name, value in asked.items() if name not in PLAIN}

@@ -3,7 +3,7 @@ weights of before a load, and the state of a local tensor in a checkpoint. Scene
 
 from __future__ import annotations
 
-from shardproof.export.case import OTHER, TRAINED, FailureCase
+from shardproof.export.case import OTHER, RAISES, TRAINED, FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron.export_calls import Store
 from shardproof.systems.megatron_core.export_scene import LR, Scene, adam, build_lines, drafted, step_lines, tensor
@@ -17,7 +17,11 @@ def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
     """A script that shows a failure of Megatron-Core's own Megatron-FSDP in one or two parameters. None if the failure
     needs the general template."""
     first = case.first
-    if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:
+    if not store.fsdp or case.ops[-1].mesh.tp > 1:
+        return None
+    if _is_refused(case, store):
+        return drafted(_refused(case, store), store)
+    if first is None:
         return None
     if case.focus.kind == TRAINED and case.focus.op.kind == "step" and not first.key.role.startswith("compute"):
         return drafted(_step(case, store), store)
@@ -28,13 +32,46 @@ def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
     return None
 
 
+def _is_refused(case: FailureCase, store: Store) -> bool:
+    """Whether a model without sharding refuses its own state dict, since its tensors cannot be changed in place."""
+    error, refused = case.result.error, case.focus.kind == RAISES and case.focus.op.kind == "load" and not case.whole
+    return refused and store.fsdp == "no_shard" and bool(error and "load_state_dict" in error.traceback)
+
+
+def _refused(case: FailureCase, store: Store) -> Scene:
+    """A model that does not take the state dict that was just made of it."""
+    ops, lines = {op.kind: op for op in reversed(case.ops)}, build_lines(case, store, adam(case))
+    return Scene(
+        case.only((ops["build"], ops["load"])),
+        "One weight.",
+        ["self.block = Block()"],
+        "",
+        "",
+        "",
+        {
+            "build": "\n".join(lines[: next(at for at, line in enumerate(lines) if line.startswith("config = "))]),
+            "load": "model.load_state_dict(model.state_dict())",
+            "works": "the model's own state dict is loaded",
+            "state": "model",
+        },
+        block=tensor(case, SIZE),
+    )
+
+
 def _mean(case: FailureCase) -> float:
-    """The mean of the ranks' gradients: that of rank r is r + 1."""
-    return (case.ops[-1].mesh.dp + 1) / 2
+    """The mean of the ranks' gradients, which are 1 and more, at equal distances."""
+    return 1 + _between(case) * (case.ops[-1].mesh.dp - 1) / 2
+
+
+def _between(case: FailureCase) -> int:
+    """By how much one rank's gradient is more than the one's before it: 1, or where the dtype of the reduction is asked
+    for, so much that bf16 cannot hold the sum."""
+    return 255 if case.scenario.dtype.reduce == "fp32" else 1
 
 
 def _loss(case: FailureCase) -> str:
-    return LOSS + (" * (dist.get_rank() + 1)" if case.ops[-1].mesh.dp > 1 else "")
+    factor = "dist.get_rank() + 1" if _between(case) == 1 else f"{_between(case)} * dist.get_rank() + 1"
+    return LOSS + (f" * ({factor})" if case.ops[-1].mesh.dp > 1 else "")
 
 
 def _step(case: FailureCase, store: Store) -> Scene:
@@ -44,12 +81,16 @@ def _step(case: FailureCase, store: Store) -> Scene:
         ABOUT,
         ["self.block = Block()"],
         "gradient that exp_avg has taken up, exp_avg / (1 - beta1)",
-        f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients",
+        f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients{_why(case)}",
         "gradient(optimizer)",
         {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(_steps(case))},
         forward="self.block(x)",
         block=tensor(case, SIZE),
     )
+
+
+def _why(case: FailureCase) -> str:
+    return ", 1 and 256; bf16 has no 257" if (_between(case), case.ops[-1].mesh.dp) == (255, 2) else ""
 
 
 def _steps(case: FailureCase) -> list[str]:

@@ -74,7 +74,13 @@ def drafted(scene: Scene, store: Store) -> Draft:
         **dict.fromkeys(("shapes", "islands", "frozen", "expert_blocks", "unused_names", "unused_blocks"), ()),
     }
     offload = scene.precise and case.scenario.offload.fraction > 0
-    shims = gpu_on_cpu(fused=scene.fused, local_state=scene.local_state, precise=scene.precise, offload=offload)
+    shims = gpu_on_cpu(
+        fused=scene.fused,
+        local_state=scene.local_state,
+        precise=scene.precise,
+        offload=offload,
+        triton=calls_of.imports_triton(case.result.version),
+    )
     return Draft(
         HOME,
         "own.py.j2",

@@ -9,6 +9,7 @@ it gives the CPU that name, and runs TransformerEngine's Python, which the libra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -48,6 +49,8 @@ def draft_script(case: FailureCase) -> Draft:
     _require(case)
     if _is_uneven(case):
         return _uneven(case)
+    if _is_empty(case):
+        return _empty(case)
     stepped = _is_stepped(case)
     values = _values(case, stepped=stepped)
     calls = {
@@ -157,6 +160,26 @@ def _uneven(case: FailureCase) -> Draft:
         "optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))",
     ]
     calls = {**_begun(case), **_checkpoint(), "build": "\n".join(build), **WRAPPED}
+    return _drafted(case, calls, "None", {**_values(case, stepped=False), "fqn": ""})
+
+
+def _is_empty(case: FailureCase) -> bool:
+    """Whether a model cannot be wrapped, since a tensor-parallel rank has no column of a weight."""
+    error, refused = case.result.error, case.focus.kind == RAISES and case.focus.op.kind == "build"
+    return refused and not case.whole and bool(error and error.type == "ZeroDivisionError")
+
+
+def _empty(case: FailureCase) -> Draft:
+    """The draft of a model of one block: of 6 columns the last of four tensor-parallel ranks has none."""
+    case = case.only((next(op for op in case.ops if op.kind == "build"),)).on_tensor_parallel_ranks()
+    weight = ParamSpec("weight", (3, 6), tp_dim=1)
+    parameters = ", ".join(_parameter(case, p) for p in (weight, ParamSpec("bias", (3,))))
+    build = [
+        f'mesh = init_device_mesh("cuda", (1, {case.ops[-1].mesh.tp}), mesh_dim_names=("dp_shard", "tp"))',
+        *_made([f"block=Block({parameters})"], "nn.Sequential"),
+        *_wrapped(_sharded(case)),
+    ]
+    calls = {**_begun(case), "build": "\n".join(build), "works": "the model is wrapped"}
     return _drafted(case, calls, "None", {**_values(case, stepped=False), "fqn": ""})
 
 
@@ -321,9 +344,18 @@ def _build(case: FailureCase) -> list[str]:
 
 def _made(blocks: list[str], name: str) -> list[str]:
     line = f"model = {name}(OrderedDict({', '.join(blocks)}))"
-    return (
-        [line] if len(line) <= 112 else [f"model = {name}(OrderedDict(", *(f"    {block}," for block in blocks), "))"]
-    )
+    if len(line) <= 112:
+        return [line]
+    return [f"model = {name}(OrderedDict(", *(one for block in blocks for one in _spread(block)), "))"]
+
+
+def _spread(block: str) -> list[str]:
+    """An argument that makes a block, with each of its parameters in a line of its own where it is long."""
+    if len(block) <= 108 or "=Block(" not in block:
+        return [f"    {block},"]
+    head, _, rest = block.partition("(")
+    parameters = re.split(r"(?<=\)), (?=\w+=)", rest.removesuffix(")"))  # each value is a call
+    return [f"    {head}(", *(f"        {one}," for one in parameters), "    ),"]
 
 
 def _wrapped(line: str) -> list[str]:
@@ -410,7 +442,9 @@ def _step(case: FailureCase) -> list[str]:
     scenario, count = case.scenario, case.scenario.microbatches
     loss = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
     if _is_linear(case):
-        loss = f'model(torch.ones({case.spec.param(case.focus.fqn).spec.shape[1]}, device="cuda")).sum()'
+        rows, columns = case.spec.param(case.focus.fqn).spec.shape
+        output = f'model(torch.ones({columns}, device="cuda"))'
+        loss = f'({output} * torch.arange(1.0, {rows + 1}.0, device="cuda")).sum()'  # each row has its own gradient
     if _is_stepped(case):
         loss = f"({loss} * (dist.get_rank() + 1))"
     scaled = bool(scenario.optimizer.loss_scale)

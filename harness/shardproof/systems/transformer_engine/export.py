@@ -43,6 +43,8 @@ def draft_script(case: FailureCase) -> Draft:
     own = export_own.draft_single_value_script(case)
     if own is not None:
         return own
+    if _is_placeholder(case):
+        return _draft_of_placeholder(case)
     case.require_comparable()
     scenario = case.scenario
     _require(case)
@@ -79,6 +81,31 @@ def draft_script(case: FailureCase) -> Draft:
     calls["shape"] = f'stored_shape("{_stored_name(case, values["fqn"])}")'
     library = f"transformer-engine {case.result.version}"
     return Draft(HOME, "te.py.j2", calls, "read(model, optimizer)", values, library, gpu_on_cpu(extension=True))
+
+
+def _is_placeholder(case: FailureCase) -> bool:
+    """Whether a layer refuses what torch gives it in the place of an extra state that a full state dict lacks."""
+    refused = case.focus.kind == RAISES and case.focus.op.kind == "load" and not case.whole
+    full = checkpoint_plan(case.scenario.checkpoint).form == "full"
+    there = bool(case.result.error and "set_extra_state" in case.result.error.traceback)
+    return refused and full and there and NO_EXTRA_STATE in case.scenario.options
+
+
+def _draft_of_placeholder(case: FailureCase) -> Draft:
+    """A script of one layer, which loads its own weights without sharding."""
+    ops = {op.kind: op for op in reversed(case.ops)}
+    shown = case.only((ops["build"], ops["load"])).on_one_rank()
+    calls = {
+        "state": "model",
+        "start": start(shown, "nccl"),
+        "build": "model = te.Linear(4, 4)",
+        "load": 'weights = {name: t for name, t in model.state_dict().items() if not name.endswith("_extra_state")}\n'
+        "set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))",
+        "works": "the state dict is loaded",
+    }
+    values = {"attributes": (), "mesh_names": (), "stepping": False, "read": "", "calibrated": (), "fqn": "", "key": ""}
+    library, shims = f"transformer-engine {case.result.version}", gpu_on_cpu(extension=True)
+    return Draft(HOME, "te.py.j2", calls, "None", {**values, "shim": MODULE}, library, shims, case=shown)
 
 
 def _require(case: FailureCase) -> None:

@@ -110,13 +110,14 @@ class Touch(NamedTuple):
     """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
     of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done.
     reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
-    which numbers gradients were multiplied. rated: learning rates before and behind it, each time that it set one."""
+    which numbers gradients were multiplied. rated: of which group it set the
+    learning rate, if there are several, from what to what, each time."""
 
     place: str
     done: Mapping[str, Sequence[str]]
     reduced: Sequence[int] = ()
     scaled: Sequence[float] = ()
-    rated: Sequence[tuple[str, str]] = ()
+    rated: Sequence[tuple[str, str, str]] = ()
 
 
 def touched(data: bytes) -> list[Touch]:
@@ -139,7 +140,10 @@ def touched(data: bytes) -> list[Touch]:
 
 def rated_of(data: bytes) -> dict[tuple[str, int], list[str]]:
     """The learning rates that statements leave, each time that they set one, by file and line of the statement."""
-    return {(file, line): [after for _, after in changes] for (file, line, _), changes in _said(data)["rated"]}
+    return {
+        (file, line): [f"{after}{which}" for which, _, after in changes]
+        for (file, line, _), changes in _said(data)["rated"]
+    }
 
 
 def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]]:

@@ -239,7 +239,8 @@ def followed(
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}
     pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and (told.is_plain or draws(told))]
-    unlike = [(mine, its) for mine, its in pairs if mine.text != its.text]
+    unlike = [(mine, its) for mine, its in pairs
+              if mine.text != its.text and (draws(mine) or shown(mine.text) != shown(its.text))]  # fmt: skip
     apart = min(unlike, key=lambda pair: "… " in pair[0].text, default=None)
     first = f" {one.statement.shown()} set it last in both"
     if apart is not None and last_word(apart[0].path) == last_word(values[0].path) and depth:

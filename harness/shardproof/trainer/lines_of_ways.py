@@ -197,7 +197,8 @@ def _set_by(
         mine, its = (rows[side][at].values for side, at in enumerate(begins))
         for each, second in _reads_apart(mine, its, names):
             ways = f"the run {names[0]}", f"the run {names[1]}"
-            who = "" if each.path in told else followed((each, second), ways, moments, 0, (begins[0], begins[1]))
+            same = each.path in told or shown(each.text) == shown(second.text)
+            who = "" if same else followed((each, second), ways, moments, 0, (begins[0], begins[1]))
             if who:
                 path, other = (one.path.removeprefix(BEHIND) for one in (each, second))
                 also = f"`{other}` is " if other != path else ""

@@ -91,6 +91,6 @@ def _done(touch: Touch) -> str:
             told.append(f"{DOES[what]} {one}{often}")
     if touch.scaled and told:
         told[-1] += f", by a factor of {' or '.join(f'{factor:.5g}' for factor in touch.scaled)}"
-    told += [f"sets the learning rate from {before} to {after}" for before, after in touch.rated[:MOST_RATES]]
+    told += [f"sets the learning rate{which} from {old} to {new}" for which, old, new in touch.rated[:MOST_RATES]]
     told += [f"takes part in {reductions_told(touch.reduced)}"] if touch.reduced else []
     return " and ".join(told)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import log2
 
 from shardproof.observe.record import Record
 from shardproof.trainer.arms import GIVEN
@@ -87,6 +88,8 @@ def weighed_apart(one: Samples, other: Samples, names: tuple[str, str], *, commo
         look = "look at the number that the loss is divided by"
         if abs(factor - _of_meshes(names)) <= NEAR * factor:
             look = f"right where ranks average what each makes of its own samples, and otherwise {look}"
+        elif _is_a_scale(factor):
+            look = f"right of a loss scale that is taken out again before gradients are clipped, and otherwise {look}"
         return (
             f"The gradient that the loss hands to the model's output is with {names[1]} {factor:.4g} times that with "
             f"{names[0]}, for every sample: {look}."
@@ -98,6 +101,16 @@ def weighed_apart(one: Samples, other: Samples, names: tuple[str, str], *, commo
         f"with {names[0]} {told}. So each call's loss is scaled by a number of its own, such as one divided by its "
         "count of samples or tokens, where the whole batch's is right."
     )
+
+
+def _is_a_scale(factor: float) -> bool:
+    """Whether a factor, or one divided by it, is a large power of two, as loss scales are."""
+    power = round(log2(factor)) if factor > 0 else 0
+    return abs(power) >= LEAST_SCALE and abs(factor - 2.0**power) <= NEAR * factor
+
+
+LEAST_SCALE = 7
+"""The exponent of the smallest power of two that is taken for a loss scale."""
 
 
 def _of_meshes(names: tuple[str, str]) -> float:

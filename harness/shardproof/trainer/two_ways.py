@@ -408,7 +408,8 @@ def _samples(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> 
         for op in ops
     )
     lacking = (one - other).total()
-    if not lacking or one.total() != other.total():
+    widths = [judging.elements.get(op, 0) for op in ops]
+    if not lacking or one.total() != other.total() or widths[0] != widths[1]:  # such as the same with other padding
         return ""
     again = max(other.values()) > 1 and max(one.values()) == 1
     more = f", where some come more than once with {names[1]}" if again else ""

@@ -266,7 +266,7 @@ def test_a_line_that_sets_a_learning_rate_is_told(mine: ModuleType) -> None:
         groups: dict[str, Any] = {"last": 0.0}
         record = Ran(rates=lambda groups=groups: [repr(groups["last"])])
         rows.append(ran(partial(mine.restore, groups, {"last": rate}), record))
-    assert [touch.rated for touch in touched(rows[0])] == [[["0.0", "0.1"]], [["0.1", "1.1"]]]
+    assert [touch.rated for touch in touched(rows[0])] == [[["", "0.0", "0.1"]], [["", "0.1", "1.1"]]]
     said = of_two_ways({0: rows[0]}, {0: rows[1]}, ("with n=1", "with n=2"))
     assert '(`schedule["last"] = kept["last"]`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said
 

@@ -90,7 +90,7 @@ class Ran:
     which numbers it has multiplied gradients. collectives: place of a statement
     → which began while it ran, each time: their groups, and which of a group's they are. parameters: those to look at.
     state_calls: is told of calls that ask for a state, or give one. rates: the learning rates of the param groups that
-    are known. rated: place of a statement → what these were before it and behind it, each time that it changed them.
+    are known. rated: place of a statement → of which group it changed the rate, from what to what, each time.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Ran:
         rates: Callable[[], list[str]] = list,
     ) -> None:
         self.parameters, self.state_calls, self.rates = parameters, state_calls, rates
-        self.rated: dict[Place, list[tuple[str, str]]] = {}
+        self.rated: dict[Place, list[tuple[str, str, str]]] = {}
         self._rates = list[str]()
         self.touched: dict[Place, dict[str, list[int]]] = {}
         self.collectives: dict[Place, list[set[tuple[str, int]]]] = {}
@@ -230,9 +230,11 @@ class Ran:
     def _look_at_rates(self, place: Place) -> None:
         """Tell that a statement has set a learning rate."""
         before, self._rates = self._rates, self.rates()
-        if before and len(before) == len(self._rates) and before != self._rates:
-            told = [", ".join(dict.fromkeys(each)) for each in (before, self._rates)]
-            self.rated.setdefault(place, []).append((told[0], told[1]))
+        if len(before) == len(self._rates) and before != self._rates:
+            for number, (old, new) in enumerate(zip(before, self._rates, strict=True)):
+                if old != new:
+                    which = f" of group {number}" if len(before) > 1 else ""
+                    self.rated.setdefault(place, []).append((which, old, new))
             self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
 
     def _size(self, key: int, place: Place, *, new: bool) -> None:

@@ -68,12 +68,14 @@ def _in_all(records: Iterable[Record], place: int, *, often: bool = True) -> dic
 
 
 def _of_one_width(calls: list[list[Any]]) -> list[list[Any]]:
-    """The calls whose rows are as long as those of the first: a frozen module's output, which the next one is given,
-    looks like data. Rows of whole numbers, such as tokens, may be of any length."""
+    """The calls whose rows are as long as those of the first, where each length comes equally often with as many rows:
+    a frozen module's output, which the next one is given, looks like data. Rows of whole numbers, such as tokens, may
+    be of any length."""
     if not calls or calls[0][9]:
         return calls
     widths = [call[8] / max(call[1], 1) for call in calls]
-    return [call for call, width in zip(calls, widths, strict=True) if width == widths[0]]
+    chained = len({call[1] for call in calls}) == 1 < calls[0][1] and len({*Counter(widths).values()}) == 1
+    return [call for call, width in zip(calls, widths, strict=True) if width == widths[0] or not chained]
 
 
 def rows_apart(steps: Mapping[int, tuple[int, int]], step: int, ways: tuple[str, str], *, alike: bool) -> str:

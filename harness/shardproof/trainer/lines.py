@@ -31,7 +31,7 @@ class Told(NamedTuple):
         return not _DIGEST.search(self.text)
 
 
-_DIGEST = re.compile(r"^generator |[a-z0-9_]+ \(.*\) [0-9a-f]{12}")
+_DIGEST = re.compile(r"^generator |[a-z0-9_]+ \([0-9, ]*\) (\[[^\]]*\] )?[0-9a-f]{12}")
 
 
 BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
@@ -214,6 +214,8 @@ def unpacked(data: bytes) -> tuple[Statement, ...]:
 
 def shown(text: str) -> str:
     """A value as a sentence has it."""
+    if found := re.fullmatch(r"([a-z0-9_]+ \([0-9, ]*\)) ?(\[[^\]]*\])? [0-9a-f]{12}", text):
+        return f"{found[2]} in {found[1].partition(' ')[0]}" if found[2] else found[1]
     kind, opens, values = text.partition(" [")
     text = f"[{values}" if opens and kind in ("list", "tuple") else text.removeprefix(TENSOR)
     return f"{text.partition('… ')[0]}…" if "… " in text else text

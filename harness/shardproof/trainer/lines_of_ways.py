@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isclose
 from typing import NamedTuple
 
@@ -159,8 +159,13 @@ def _lines(
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
     heads = [_heads(row) for row in rows]
     seen = set[str]()
+    paired = dict(_paired(ways, names) if numbers else ())
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
+        if place in paired:
+            if paired[place]:
+                yield _Line(0, paired[place], None)
+            continue
         said = (
             _rated(place, packed, names)
             or _not_alike(mine, its, names, numbers=numbers)
@@ -179,6 +184,30 @@ def _lines(
         after, asked_for = _behind(head, chosen, names) if head and all(chosen) else ("", False)
         asks = place if mine and its else (head.file, head.line) if head and after else None
         yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}", asks, after)
+
+
+def _paired(
+    ways: Sequence[Mapping[tuple[str, int], Sequence[Statement]]], names: tuple[str, str]
+) -> Iterator[tuple[tuple[str, int], str]]:
+    """The statements that run in one way alone and make what the other way makes elsewhere under the same name, each
+    with what is said of the two; with nothing where they make the same, or where the other one has said it."""
+    last: list[dict[str, tuple[str, int]]] = [
+        {path: place for place, ran in way.items() if place not in other for path in _paths(ran, ENDS)}
+        for way, other in (ways, ways[::-1])
+    ]
+    for path, place in last[0].items():
+        if path not in last[1]:
+            continue
+        both = place, last[1][path]
+        rows = [way[at] for way, at in zip(ways, both, strict=True)]
+        texts = [_texts(ran, ENDS, path) for ran in rows]
+        touches = any(one.kind == TOUCHES for ran in rows for one in ran)
+        if touches or any(len(_paths(ran, ENDS)) > 1 or ran[0].text.startswith(_HEADS) for ran in rows):
+            continue
+        told = [f"{ran[0].shown()} makes `{path}` = {_few([*map(shown, each)])} {name}"
+                for ran, each, name in zip(rows, texts, names, strict=True)]  # fmt: skip
+        yield both[0], "" if texts[0] == texts[1] else ", and ".join(told)
+        yield both[1], ""
 
 
 MOST_SETTERS = 2
@@ -362,10 +391,11 @@ def _other_tensors(
         return None
     for path in _paths(mine, ENDS):
         made = [_texts(ran, ENDS, path) for ran in (mine, its)]
-        shapes = [{text.rpartition(" ")[0] for text in texts} for texts in made]
+        shapes = [{text.partition(")")[0] for text in texts} for texts in made]
         if shapes[0] == shapes[1] and set(made[0]) != set(made[1]) and all(map(_dtype, (*made[0], *made[1]))):
             ways = f"{names[0]} than {names[1]}"
-            return 1, f"makes another `{path}` {ways}, out of what is alike as far as it is looked at"
+            few = f" ({_few([*map(shown, made[0])])} and {_few([*map(shown, made[1])])})" if "[" in made[0][0] else ""
+            return 1, f"makes another `{path}` {ways}, out of what is alike as far as it is looked at{few}"
     return None
 
 
@@ -376,9 +406,9 @@ def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None
     writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
     said = f"{'holds' if _is_jump(ran[0]) else 'runs'} {name} alone"
     values = [told for one in ran if one.kind == ENDS for told in one.values if _is_value(told.text)]
-    kinds = [(told.path, kind) for one in ran if one.kind == ENDS for told in one.values if (kind := _dtype(told.text))]
+    kinds = [(told.path, told.text) for one in ran if one.kind == ENDS for told in one.values if _dtype(told.text)]
     made = f", and makes `{values[0].path}` = {shown(values[0].text)}" if values else ""
-    made = made or (f", and makes `{kinds[0][0]}` in {kinds[0][1]}" if kinds else "")
+    made = made or (f", and makes `{kinds[0][0]}` = {shown(kinds[0][1])}" if kinds else "")
     telling = writes or _TELLING.search(ran[0].text) or _is_jump(ran[0])
     return (0 if telling else 2), f"{said}{made}"
 

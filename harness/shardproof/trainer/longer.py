@@ -31,11 +31,12 @@ ENDED = (Verdict.CRASH.value, Verdict.HANG.value)
 
 def longer_program(trainer: Described) -> str:
     """The program of a longer run, whose save comes after a multiple of the trainer's own steps before it; empty where
-    the trainer's own steps are as many, or where a longer run has nothing to compare."""
+    the trainer's own steps are as many, where a longer run has nothing to compare, or for a trainer with `fit`, whose
+    loop may know its own end and do something there."""
     before, after = trainer.steps
     saves = trainer.saves and after > 0
     kinds = [*([RESUMED] if saves else []), *([ALIKE] if trainer.alike else [])]
-    if before + after >= LEAST or not kinds:
+    if before + after >= LEAST or not kinds or trainer.fits:
         return ""
     return " ".join((ARMS, str(-(-LEAST // before) * before), str(AFTER if saves else 0), *kinds))
 

@@ -394,7 +394,7 @@ def _decays(before: At) -> str:
     for (role, name), value in sorted(before.items()):
         group, _, setting = name.rpartition(".")
         names = before.get((SETTING, f"{group}.params"))
-        if role == SETTING and setting == "weight_decay" and names:
+        if role == SETTING and setting == "weight_decay" and names and names.data:
             found.setdefault(_number(value), []).extend(names.data.decode().split("\n"))
     told = []
     for decay, own in found.items():

@@ -358,7 +358,9 @@ def test_two_ways_tell_what_runs_in_one_alone_and_other_numbers(mine: ModuleType
     assert "(`(weight.sum() * 2).backward()`) runs once with n=1 and 2 times with n=2" in said
     assert "(`weight.grad.data.div_(number)`) reads `number` = 1 with n=1 and 2 with n=2" in said
     yes, no = (ran(partial(mine.guarded, flag)) for flag in (True, False))
-    assert '(`value = "one"`) runs with n=1 alone' in of_two_ways({0: yes}, {0: no}, ("with n=1", "with n=2"))
+    said = of_two_ways({0: yes}, {0: no}, ("with n=1", "with n=2"))
+    assert "(`value = \"one\"`) makes `value` = 'one' with n=1, and mine.py:22" in said
+    assert said.endswith("(`value = \"other\"`) makes `value` = 'other' with n=2.")
 
 
 def test_who_touches_gradients_and_parameters_is_told(mine: ModuleType) -> None:

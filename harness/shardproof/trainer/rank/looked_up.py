@@ -135,7 +135,10 @@ def _of_tensor(value: torch.Tensor) -> str:
         return ""
     if value.numel() == 1 and value.dtype in _FORMATS:
         return f"{TENSOR}{np.frombuffer(data, _FORMATS[value.dtype])[0].item()!r}"
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {digest(data)}"
+    few = ""
+    if value.numel() <= MOST_SHOWN and value.dtype in _FORMATS:
+        few = f"[{', '.join(f'{number:.6g}' for number in np.frombuffer(data, _FORMATS[value.dtype]))}] "
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {few}{digest(data)}"
 
 
 def bytes_of(value: torch.Tensor) -> bytes:
@@ -162,6 +165,9 @@ def digest(data: bytes) -> str:
     """Twelve letters for some bytes, the same for the same."""
     return blake2b(data, digest_size=6).hexdigest()
 
+
+MOST_SHOWN = 6
+"""Elements of a tensor that its text shows beside the digest."""
 
 MOST_BEHIND = 16
 """Plain values of an object, and of those that it asks, that are told with it."""

@@ -168,7 +168,7 @@ def _shims(case: FailureCase, store: Store, *, local_state: bool) -> Mapping[str
         precise=precise,
         offload=precise and scenario.offload.fraction > 0,
         random=bool(store.fsdp) and case.ops[-1].mesh.tp > 1,
-        triton=scenario.system == "megatron-core" and calls_of.imports_triton(case.result.version),
+        triton=calls_of.imports_triton(case.result.version),
     )
 
 

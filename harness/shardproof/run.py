@@ -80,9 +80,8 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
         store.replan(request.goes_on, request.plan.scenarios)
         return request.goes_on, store.unfinished(request.goes_on)
     latest, releases = store.latest_run(), request.versions()
-    planned = {scenario.id for scenario in request.plan.scenarios}
-    stored = {scenario.id for scenario in store.planned(latest)} if latest else set[str]()
-    if latest and planned <= stored and _goes_on(store.run(latest), request, releases, added=planned < stored):
+    stored = store.planned(latest) if latest else []
+    if latest and _goes_on(store.run(latest), stored, request, releases):
         todo = store.unfinished(latest)
         if not request.quiet:
             print(f"resuming run {latest}: {len(stored) - len(todo)} of {len(stored)} done", file=sys.stderr)
@@ -91,11 +90,20 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
     return store.begin_run(request.command, request.seed, releases, request.plan.excluded, every), every
 
 
-def _goes_on(run: Run, request: Request, releases: Mapping[str, str], *, added: bool) -> bool:
-    """Whether a run was cut off that a request means. added: whether it has scenarios that the request does not name,
-    as a command has that adds some by what the first ones show."""
-    unfinished = run.ended_at is None and run.versions == releases
-    return unfinished and (not added or tuple(run.command) == tuple(request.command))
+def _goes_on(run: Run, stored: Sequence[Scenario], request: Request, releases: Mapping[str, str]) -> bool:
+    """Whether a run was cut off that a request means: one of the same plan, or of the same command, which had added
+    cells of the plan with another program, as `trainer` does by what the first ones show.
+
+    Args:
+        stored: what the run was going to execute.
+    """
+    planned = set(request.plan.scenarios)
+    added = {scenario for scenario in stored if scenario not in planned}
+    if run.ended_at is not None or run.versions != releases or len(planned) + len(added) != len(stored):
+        return False
+    programs = {scenario.program for scenario in planned}
+    of_the_plan = all(any(replace(one, program=program) in planned for program in programs) for one in added)
+    return of_the_plan and (not added or tuple(run.command) == tuple(request.command))
 
 
 def _examined(

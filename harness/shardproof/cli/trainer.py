@@ -215,9 +215,8 @@ def _examined(file: str, asked: Asked) -> int:
         if later := [*_in_a_later_epoch(ended.report.results), *more]:
             planned += later
             ended = execute(replace(request, plan=Plan(tuple(planned)), goes_on=ended.report.run.id))
-            cut = {
-                one.scenario: why for one in ended.report.results if one.scenario in later and (why := cut_short(one))
-            }
+            cut = {one.scenario: why for one in ended.report.results
+                   if one.scenario in later and (why := cut_short(one, data=one.scenario not in more))}  # fmt: skip
         if cut and not ended.interrupted:
             planned = [scenario for scenario in planned if scenario not in cut]
             ended = execute(replace(request, plan=Plan(tuple(planned)), goes_on=ended.report.run.id))

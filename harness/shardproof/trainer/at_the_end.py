@@ -1,7 +1,7 @@
 """What a trainer with `fit` has when it has returned, against the run without a break: no update shows what it does
 behind its last one, such as loading the best model.
 
-*Verifies*: parameters and buffers that both have under one name, in one shape and dtype. *Does not verify*: what is not
+*Verifies*: parameters and buffers that both have under one name. *Does not verify*: what is not
 the same in a second run of the same, or what one of the two has alone.
 """
 
@@ -12,6 +12,7 @@ from shardproof.trainer.arms import ALIKE, TWICE, Session
 from shardproof.trainer.described import BITS, ROUNDING_BF16
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.notes import END_NOT_SEEN
 from shardproof.trainer.rounding import At, beyond_rounding, computes_in_half
 from shardproof.trainer.telling import most_telling, paragraphs
 from shardproof.trainer.wording import shown
@@ -38,7 +39,7 @@ def with_the_end(
     promise = judging.trainer.alike.get(session.of, BITS) if session.kind == ALIKE else BITS
     if promise != BITS:
         half = promise == ROUNDING_BF16 or computes_in_half(one)
-        apart, _ = beyond_rounding(apart, judging.at(judging.whole.first("step")), one, other, half=half)
+        apart = beyond_rounding(apart, judging.at(judging.whole.first("step")), one, other, half=half).wrong
     judging.between, judging.looked_at = None if apart else between, looked_at
     if not apart:
         return found, sentence
@@ -46,10 +47,15 @@ def with_the_end(
     return apart, paragraphs(_told(apart, ways), lines)
 
 
+def end_not_seen(judging: Judging, session: Session) -> list[str]:
+    """A note, where a `fit` came to its end in both sessions and in one of them nothing could be looked at then."""
+    both = [each.ops[0].index for each in (judging.whole, session)]
+    return [END_NOT_SEEN] if judging.trainer.fits and not all(op in judging.ends for op in both) else []
+
+
 def _in_common(one: At, other: At, again: At) -> tuple[At, At]:
     """Of the ends of two sessions what can be compared. again: the end of a second run of the one."""
-    names = [name for name, value in one.items() if again.get(name, value) == value and name in other
-             and (other[name].shape, other[name].dtype) == (value.shape, value.dtype)]  # fmt: skip
+    names = [name for name, value in one.items() if again.get(name, value) == value and name in other]
     return {name: one[name] for name in names}, {name: other[name] for name in names}
 
 

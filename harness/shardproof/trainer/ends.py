@@ -8,10 +8,9 @@ from typing import NamedTuple
 from shardproof.observe.assemble import assemble
 from shardproof.observe.record import Record
 from shardproof.trainer.arms import AT_THE_END
+from shardproof.trainer.every_mesh import OF_MODULES
 from shardproof.trainer.lines import OfRanks, ran_by_op
 from shardproof.trainer.rounding import At
-
-MODULES = ("param", "buffer")
 
 
 class End(NamedTuple):
@@ -24,7 +23,7 @@ class End(NamedTuple):
 def ends_by_op(records: Iterable[Record]) -> Mapping[int, End]:
     """Operation of a `fit` → what is known of its end."""
     own = [each for each in records if each.where == AT_THE_END]
-    logical, _ = assemble([each for each in own if each.role in MODULES])
+    logical, _ = assemble([each for each in own if each.role in OF_MODULES])
     ran = ran_by_op(own)
     found: dict[int, End] = {}
     for key, value in logical.items():

@@ -37,7 +37,8 @@ _PASSING = frozenset({
 _OF_DATA = re.compile(r"(.*(loader|sampler|dataset|batch|batches)|inputs?|labels|data)(_.*|\d*)")
 """Words for what a step takes its samples from, and for the samples."""
 
-_OF_MODULES = ("param", "buffer")
+OF_MODULES = ("param", "buffer")
+"""Roles of what modules hold."""
 
 _LEADING = re.compile(r"^\*\.|(?<= )\*\.")
 """The beginning of a name in a pattern, which may have a role before it."""
@@ -95,7 +96,7 @@ def of_ranks(values: Values) -> set[Name]:
     return {name for name in values if _own_of_a_rank(name)}
 
 
-ALIKE_ROLES = ("param", "buffer", *BESIDE)
+ALIKE_ROLES = (*OF_MODULES, *BESIDE)
 """What two ways to compute the same must agree in, beside further tensors of the trainer."""
 
 
@@ -126,7 +127,7 @@ def of_both(one: Values, other: Values) -> Both:
     one, other = one | common, other | common_too
     every = {*one, *other, *own, *own_too}
     names = {name for name in every if name[0] in ALIKE_ROLES or _own_tensor(name, one) or _own_tensor(name, other)}
-    left_out = {name for name in names if name[0] not in _OF_MODULES and _shape(one, name) != _shape(other, name)}
+    left_out = {name for name in names if name[0] not in OF_MODULES and _shape(one, name) != _shape(other, name)}
     left_out |= {name for name in names if name[1] in local}
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}

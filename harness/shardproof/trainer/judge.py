@@ -55,7 +55,7 @@ from shardproof.trainer.arms import (
     WHOLE,
     Session,
 )
-from shardproof.trainer.at_the_end import with_the_end
+from shardproof.trainer.at_the_end import end_not_seen, with_the_end
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
 from shardproof.trainer.epochs import first_epoch_alone
@@ -240,7 +240,8 @@ class Judge(Judging):
             self.between = replace(self.between, loaded=True)  # no step is between
         lines = that_set(self, save, found, "save") if at_once else line_by_line(self, self.whole, unsaved, found, ways)
         told = paragraphs(wording.of_saving(found, at_once=at_once), lines) if found else ""
-        self.add(UNSAVED, *with_the_end(self, unsaved, found, told, ("in the run that saves", "in the one without")))
+        found, told = with_the_end(self, unsaved, found, told, ("in the run that saves", "in the one without"))
+        self.add(UNSAVED, found, told, end_not_seen(self, unsaved))
 
     def _saves(self) -> list[int]:
         """The saves of the run without a break, and of the resumed one, which may change something at its second
@@ -305,6 +306,7 @@ class Judge(Judging):
         found, sentence = self.with_its_end(resumed, found, sentence)
         ways = "in the run without a break", "in the resumed one"
         found, sentence = with_the_end(self, resumed, found, sentence, ways)
+        notes += end_not_seen(self, resumed)
         self.add(RESUMED, found, sentence, notes)
 
     def _parameters_apart(self) -> bool:

@@ -43,7 +43,7 @@ from shardproof.trainer.lines import ran_by_op, unevenly_reduced
 from shardproof.trainer.lines_of_ranks import left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
-from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing
+from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing, shared_out_by_hand
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.packed import cut_elsewhere, numbers_given_by_op
 from shardproof.trainer.pairs import Between
@@ -69,7 +69,7 @@ class Judging:
 
     element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
     between: what was compared last.
-    retyped: what came back as a number of another type, since the latest arm.
+    retyped: numbers of schedules that came back in another type, since the latest arm.
     without_effect: random states in which two sessions differed, while all that later steps made was the same.
     calls: operation → what modules came to in it, where an axis must not matter to the bit.
     given: operation → what the model was given in it. rows, elements: → how many that were, on all ranks.
@@ -134,6 +134,7 @@ class Judging:
         logical, problems = assemble([r for r in records if r.role not in NO_STATE])
         own = shared_out(records, problems)
         problems = [problem for problem in problems if problem.key not in own]
+        notes += [shared_out_by_hand({(key.role, key.fqn) for key in own})] if own else []
         ties: dict[tuple[str, int], set[str]] = {}
         for record in records:
             if record.role == TIED:

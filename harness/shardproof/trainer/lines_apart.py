@@ -274,22 +274,29 @@ def wrote_before(
     """
     before, loads = moments
     data = loads[-1].ran.get(rank) if loads else None
-    for place in places_that_write(data, wrong) if data else ():
-        for back, (op, ran) in enumerate(reversed(before)):
-            rows = unpacked(ran[rank]) if rank in ran else (), unpacked(data) if data else ()
-            begins = [[at for at, each in enumerate(row) if each.place == (*place, BEGINS)] for row in rows]
-            for mine, its in zip(*([*reversed(each)] for each in begins), strict=False):
-                apart, same = _reads_of(rows, (mine, its))
-                if not apart:
-                    continue
-                alike = f"the same {' and '.join(f'`{path}`' for path in same[:MOST_PLACES])} and of " if same else ""
-                when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
-                who = followed(apart, ways, moments, rank, (mine, its), (back, 0))
-                shows = rows[1][its].shown()
-                return f"{shows} wrote them in {when} too, out of {alike}another `{apart[0].path}`.{who}"
-            if begins[0]:
-                break
+    if data is None:
+        return ""
+    load = unpacked(data)
+    for place in places_that_write(data, wrong):
+        steps = ((back, op, unpacked(ran[rank])) for back, (op, ran) in enumerate(reversed(before)) if rank in ran)
+        found = next(((back, op, row, at) for back, op, row in steps if (at := _begins(row, place))), None)
+        if found is None:
+            continue
+        back, op, row, begins = found
+        for mine, its in zip(reversed(begins), reversed(_begins(load, place)), strict=False):
+            apart, same = _reads_of((row, load), (mine, its))
+            if apart is None:
+                continue
+            alike = f"the same {' and '.join(f'`{path}`' for path in same[:MOST_PLACES])} and of " if same else ""
+            when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+            who = followed(apart, ways, moments, rank, (mine, its), (back, 0))
+            return f"{load[its].shown()} wrote them in {when} too, out of {alike}another `{apart[0].path}`.{who}"
     return ""
+
+
+def _begins(row: Sequence[Statement], place: tuple[str, int]) -> list[int]:
+    """Where in a row the statement of a file and line begins."""
+    return [at for at, each in enumerate(row) if each.place == (*place, BEGINS)]
 
 
 def _reads_of(

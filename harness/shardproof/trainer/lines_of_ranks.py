@@ -81,23 +81,30 @@ def drawn_by_ranks(moments: Sequence[Moment]) -> str:
     """
     told = dict[str, str]()
     for _, ran in moments:
-        rows = {rank: unpacked(data) for rank, data in sorted(ran.items())}
-        first, *others = [*rows] or [0]
+        first, *others = sorted(ran) or [0]
         for rank in others:
-            for mine, its in zip(*(_drawing(rows[each]) for each in (first, rank)), strict=False):
+            for mine, its in zip(*(_drawing(unpacked(ran[each])) for each in (first, rank)), strict=False):
                 if mine.place != its.place:
                     break
-                known = {each.path: each for each in its.values}
-                apart = [(one, known[one.path]) for one in mine.values if one.path in known
-                         and known[one.path].text != one.text and (one.is_plain or draws(one))
-                         and ((one.text, known[one.path].text) != (str(first), str(rank))
-                              or ("seed" in mine.text and not one.path.startswith(BEHIND)))]  # fmt: skip
-                if apart and mine.shown() not in told:
-                    path = apart[0][0].path.removeprefix(BEHIND)
-                    ways = (f"on rank {first}", f"on rank {rank}")
-                    values = "another state on each" if draws(apart[0][0]) else of_both(apart[0], ways)
-                    told[mine.shown()] = f"{mine.shown()} has `{path}`, which is {values}"
+                apart = _drawn_apart(mine, its, (first, rank))
+                if apart:
+                    told.setdefault(mine.shown(), f"{mine.shown()} has {apart}")
     return f"Of the lines that draw, {'; '.join([*told.values()][:MOST_PLACES])}." if told else ""
+
+
+def _drawn_apart(mine: Statement, its: Statement, ranks: tuple[int, int]) -> str:
+    """Which value a statement that draws has otherwise on a second rank. The rank itself is told of a seed alone."""
+    known = {each.path: each for each in its.values}
+    for one in mine.values:
+        other = known.get(one.path)
+        if other is None or other.text == one.text or not (one.is_plain or draws(one)):
+            continue
+        of_seed = "seed" in mine.text and not one.path.startswith(BEHIND)
+        if (one.text, other.text) != tuple(map(str, ranks)) or of_seed:
+            values = of_both((one, other), (f"on rank {ranks[0]}", f"on rank {ranks[1]}"))
+            which = "another state on each" if draws(one) else values
+            return f"`{one.path.removeprefix(BEHIND)}`, which is {which}"
+    return ""
 
 
 def _drawing(row: Sequence[Statement]) -> list[Statement]:

@@ -61,14 +61,20 @@ def _has_another_way(trainer: Described, result: Result) -> bool:
     return any(values[axis] != trainer.axes[axis][0] for axis in trainer.alike)
 
 
-def cut_short(result: Result) -> str:
+def cut_short(result: Result, *, data: bool = False) -> str:
     """How a longer run ended that could not be made, or in which nothing could be seen; empty where it was made. A
     schedule or the data may end, the rate may come to zero, and numbers may grow out of bounds, all of which is no
-    mistake of the trainer's."""
+    mistake of the trainer's.
+
+    Args:
+        data: whether the run is there for a later epoch, in which any other crash is one: the data alone may end.
+    """
     failing = [arm for arm in result.arms if arm.verdict not in (Verdict.PASS.value, Verdict.UNSUPPORTED.value)]
     if result.verdict is Verdict.PASS or not all(_is_its_end(arm, result) for arm in failing):
         return ""
     told = failing[0].paragraphs[0] if failing and failing[0].sentence else result.reason
+    if data and not told.startswith(StopIteration.__name__):
+        return ""
     return told.partition("\n")[0] or result.verdict.value
 
 

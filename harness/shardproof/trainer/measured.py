@@ -33,6 +33,25 @@ REDUCED, LINE = "reduced", "line"
 """What lines of a portrait begin with that tell what is reduced over ranks, and what a statement does."""
 
 
+Size = tuple[float, float]
+"""Of a tensor, the sum of squares of all elements, and a sum that weighs each of them otherwise."""
+
+
+def factor_between(one: Size, other: Size, near: float) -> float | None:
+    """By which number every element was multiplied between two moments; None where the sums speak for no number, or one
+    of them is zero.
+
+    Args:
+        near: how far the two ways to measure it may be apart, as a share of the length.
+    """
+    (squares, sums), (new_squares, new_sums) = one, other
+    if squares == 0 or new_squares == 0:
+        return None
+    length = sqrt(new_squares / squares)
+    signed = -length if sums * new_sums < 0 else length
+    return signed if abs(new_sums - signed * sums) <= near * sqrt(new_squares) else None
+
+
 @dataclass(frozen=True)
 class Gradient:
     """What a rank holds of a parameter's gradient, right after the latest backward and right before the step.
@@ -41,20 +60,17 @@ class Gradient:
     copies: how many ranks have the same elements of one that is sharded.
     """
 
-    after: tuple[float, float]
-    before: tuple[float, float]
+    after: Size
+    before: Size
     sharded: bool
     copies: int
 
     @property
     def factor(self) -> float | None:
         """What it was multiplied by; None where it was changed otherwise. Of zeros that stay zeros it is 0."""
-        (squares, sums), (new_squares, new_sums) = self.after, self.before
-        if squares == 0 or new_squares == 0:
-            return 0.0 if squares == new_squares else None
-        length = sqrt(new_squares / squares)
-        signed = -length if sums * new_sums < 0 else length
-        return signed if abs(new_sums - signed * sums) <= NEAR * sqrt(new_squares) else None
+        if self.after[0] == 0 == self.before[0]:
+            return 0.0
+        return factor_between(self.after, self.before, NEAR)
 
 
 @dataclass(frozen=True)

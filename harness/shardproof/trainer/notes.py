@@ -9,7 +9,7 @@ import numpy as np
 
 from shardproof.observe.logical import Value
 from shardproof.trainer.rates import ZERO, rates_in
-from shardproof.trainer.rounding import FLOATS, HALF, HALF_OF_PARAMS, ROUNDING, ULPS
+from shardproof.trainer.rounding import FLOATS, HALF, HALF_OF_PARAMS, PARAMS, ROUNDING, ULPS
 from shardproof.trainer.telling import one_or_many
 from shardproof.trainer.wording import ROUNDED, called
 
@@ -33,6 +33,22 @@ def on_ranks_apart(keys: Iterable[tuple[str, str]]) -> str:
     return (
         f"not compared, since ranks have it differently: {_few(keys)}; only the copy that most ranks have is compared"
     )
+
+
+def of_noise(names: Iterable[str]) -> str:
+    """Parameters whose gradient is zero but for rounding in both ways, so that nothing made of it is compared."""
+    return (
+        "not compared, since the gradient is zero but for rounding in both ways, and what an optimizer makes of that "
+        f"is noise: {_few([(PARAMS, name) for name in names])}"
+    )
+
+
+def shared_out_by_hand(keys: Iterable[tuple[str, str]]) -> str:
+    """Lists of parameters that ranks have differently, since the optimizer of each rank steps parameters of its own."""
+    return f"each rank's optimizer steps parameters of its own, and none has one of another rank's: {_few(keys)}"
+
+
+END_NOT_SEEN = "what there is when `fit` has returned is not compared: it could not be looked at any more"
 
 
 def idle(keys: Iterable[tuple[str, str]]) -> str:

@@ -12,7 +12,7 @@ from shardproof.trainer.arms import CUT, RESUMED, WHOLE, Session
 from shardproof.trainer.every_mesh import Name, of_every_mesh, of_ranks
 from shardproof.trainer.harmless import counts_alone, harmless, of_loaders_elsewhere
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.notes import apart, counted_steps, of_each_rank, of_one_mesh, rounding
+from shardproof.trainer.notes import apart, counted_steps, of_each_rank, of_noise, of_one_mesh, rounding
 from shardproof.trainer.rounding import beyond_rounding
 
 
@@ -27,7 +27,7 @@ def on_another_mesh(judging: Judging, session: Session) -> None:
     pairs = [(judging.saved, load)] if load >= 0 else []
     pairs += judging.in_turn(session, judging.whole) if judging.exact else ()
     found, farthest = list[Difference](), 0.0
-    left_out, loaders, counts = set[Name](), set[Name](), set[Name]()
+    left_out, loaders, counts, noise = set[Name](), set[Name](), set[Name](), set[str]()
     resumed = judging.named(RESUMED)
     if resumed is not None and not {RESUMED, CUT} & judging.failures.keys():
         loaders |= harmless(judging, resumed, judging.whole)[0]
@@ -38,8 +38,9 @@ def on_another_mesh(judging: Judging, session: Session) -> None:
         loaders |= of_loaders_elsewhere(expected, observed)
         counts |= counts_alone([(expected, observed)])
         if found := judging.compare(expected, observed, here, own | own_too | judging.transient | loaders | counts):
-            wrong, share = beyond_rounding(found, start, expected, observed)
+            wrong, share, tiny = beyond_rounding(found, start, expected, observed)
             found, farthest = (found if here == load or judging.element_by_element else wrong), max(farthest, share)
+            noise |= set[str]() if found else tiny
         if found:
             break
     notes = [*([] if judging.exact else [wording.INEXACT]), *([apart(left_out)] if left_out else [])]
@@ -47,5 +48,6 @@ def on_another_mesh(judging: Judging, session: Session) -> None:
     notes += [*([of_each_rank(owned)] if owned else []), *([of_one_mesh(loaders)] if loaders else [])]
     notes += [counted_steps(counts)] if counts else []
     notes += [rounding(farthest)] if farthest and not found else []
+    notes += [of_noise(noise)] if noise else []
     at_load = any(difference.key.op == load for difference in found)
     judging.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import copysign
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Value
@@ -31,18 +32,18 @@ def retyped(difference: Difference) -> str:
 
 
 def same_number(one: Value | None, other: Value | None) -> bool:
-    """Whether two plain values are one number, the one an `int` and the other a `float`."""
+    """Whether two plain values are one number to the bit, the one an `int` and the other a `float`."""
     if one is None or other is None or (one.dtype, other.dtype) != ("utf8", "utf8"):
         return False
-    pairs = sorted(value.data.decode().partition(" ")[::2] for value in (one, other))
-    try:
-        return [kind for kind, _ in pairs] == ["float", "int"] and float(pairs[0][1]) == float(pairs[1][1])
-    except ValueError:
+    texts = dict(value.data.decode().partition(" ")[::2] for value in (one, other))
+    if texts.keys() != {"int", "float"}:
         return False
+    number = float(texts["float"])
+    return int(texts["int"]) == number and (number != 0 or copysign(1.0, number) > 0)
 
 
 def of_another_type(names: Iterable[str]) -> str:
-    """A note on plain numbers that came back as a number of another type."""
+    """A note on numbers of a schedule, such as an epoch, that came back as a number of another type."""
     return f"equal, and a number of another type: {', '.join(sorted({*names}))}"
 
 

@@ -23,6 +23,7 @@ thousand elements, and one that adds up the pieces in another order by a million
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,54 +64,77 @@ def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> b
     return bool(np.isfinite(one).all() and np.isfinite(other).all() and np.abs(one - other).max() <= ROUNDING * largest)
 
 
+class Beyond(NamedTuple):
+    """Of the differences of two ways: wrong: those that no other order of sums makes. farthest: how far apart the two
+    are at the most. noise: the parameters whose gradient is zero but for rounding, and of which nothing is compared."""
+
+    wrong: list[Difference]
+    farthest: float
+    noise: frozenset[str]
+
+
 def beyond_rounding(
     found: Iterable[Difference], start: At, expected: At, observed: At, *, half: bool = False
-) -> tuple[list[Difference], float]:
-    """Of the differences of two ways to compute the same, or of two meshes, those that no other order of sums makes;
-    and how far apart the two are at the most. half: whether a part computes in bf16 or fp16."""
-    wrong, farthest = list[Difference](), 0.0
-    for difference in found:
-        how_far, rounding = apart(difference, start, expected, observed, half=half)
-        if not rounding and _is_noise(difference.key.fqn, start, expected, observed):
-            continue
-        wrong, farthest = wrong + ([] if rounding else [difference]), max(farthest, how_far)
-    return wrong, farthest
+) -> Beyond:
+    """What no other order of sums makes of the differences of two ways to compute the same, or of two meshes. half:
+    whether a part computes in bf16 or fp16."""
+    judged = [(each, *apart(each, start, expected, observed, half=half)) for each in found]
+    beyond = {each.key.fqn for each, _, rounding in judged if not rounding}
+    noise = _noise(beyond, start, expected, observed) if beyond else frozenset[str]()
+    left_out = {each for each, _, rounding in judged
+                if not rounding and each.key.fqn in noise and _follows(each, expected, observed)}  # fmt: skip
+    kept = [(each, share, rounding) for each, share, rounding in judged if each not in left_out]
+    return Beyond(
+        [each for each, _, rounding in kept if not rounding],
+        max((share for _, share, _ in kept), default=0.0),
+        frozenset(each.key.fqn for each in left_out),
+    )
 
 
-NOISE = {"fp64": 2.0**-44}
-"""Which share of the largest moment, or of the largest change, of all parameters is what a sum of zero comes to; of
-narrower dtypes `NOISE_OF_FP32`."""
+NOISE, NOISE_OF_FP64 = 2.0**-22, 2.0**-48
+"""Which share of the largest moment, or of the largest change, of all parameters a sum of zero comes to at the most."""
 
-NOISE_OF_FP32 = 2.0**-18
-
-
-def _is_noise(name: str, start: At, expected: At, observed: At) -> bool:
-    """Whether the gradient of a parameter is zero but for rounding in both ways, as that of a bias in front of a norm,
-    or of the keys' in an attention: it is tiny against those of all others. Adam makes whole steps of it all the same.
-    """
-    role = next((role for role in ("exp_avg", "momentum") if (role, name) in expected), PARAMS)
-    if (role, name) not in expected or expected[role, name].dtype not in FLOATS:
-        return False
-    share = NOISE.get(expected[role, name].dtype, NOISE_OF_FP32)
-    for way in (expected, observed):
-        largest = max(_size(kind, other, start, way) for kind, other in way if kind == role)
-        if _size(role, name, start, way) > share * largest:
-            return False
-    return True
+_OF_GRADIENTS = ("exp_avg", "exp_avg_sq", "momentum", PARAMS)
+"""Roles of what follows a parameter's gradient."""
 
 
-def _size(role: str, name: str, start: At, way: At) -> float:
-    """The largest element of a moment, or of what a parameter has changed since `start`."""
-    value = way.get((role, name))
-    if value is None or value.dtype not in FLOATS or not value.data:
-        return 0.0
+def _noise(names: Iterable[str], start: At, expected: At, observed: At) -> frozenset[str]:
+    """The parameters whose gradient is zero but for rounding in both ways, as that of a bias in front of a norm, or of
+    the keys' in an attention: tiny against all others', and where there are moments in neither way zero to the bit.
+    Adam makes whole steps of it; under other optimizers what the parameter has changed has to be as tiny."""
+    ways = expected, observed
+    adam, momentum = (_tiny(role, {}, expected) & _tiny(role, {}, observed) for role in ("exp_avg", "momentum"))
+    zeros = {name for role, name in expected if role == "momentum"} - momentum
+    still = set.intersection(*(_tiny(PARAMS, start, way) for way in ways)) - zeros
+    without = {name for role, name in expected if role == "exp_avg"}
+    return frozenset(names) & (adam | (still - without))
+
+
+def _tiny(role: str, start: At, way: At) -> set[str]:
+    """The parameters of which a moment, or the change since `start`, is tiny against that of another; a moment of zero
+    is none."""
+    own = {name: value for (kind, name), value in way.items() if kind == role and value.dtype in FLOATS and value.data}
+    sizes = {name: _size(value, start.get((role, name))) for name, value in own.items()}
+    largest = max(sizes.values(), default=0.0)
+    share = {name: NOISE_OF_FP64 if value.dtype == "fp64" else NOISE for name, value in own.items()}
+    return {name for name, size in sizes.items()
+            if size <= share[name] * largest < np.inf and (size > 0 or role == PARAMS)}  # fmt: skip
+
+
+def _size(value: Value, before: Value | None) -> float:
+    """The largest element of a moment, or of what a parameter has changed; infinite where one is no number."""
     numbers = as_numbers(value).astype(np.float64)
-    before = start.get((role, name)) if role == PARAMS else None
-    if role == PARAMS:
-        numbers = (
-            numbers - as_numbers(before).astype(np.float64) if before and before.shape == value.shape else numbers * 0
-        )
-    return float(np.abs(numbers).max())
+    if before is not None and before.shape == value.shape:
+        numbers = numbers - as_numbers(before).astype(np.float64)
+    size = float(np.abs(numbers).max())
+    return size if np.isfinite(size) else np.inf
+
+
+def _follows(difference: Difference, expected: At, observed: At) -> bool:
+    """Whether a difference may come of a gradient that is noise: numbers, in both ways, of what an optimizer makes."""
+    if difference.key.role not in _OF_GRADIENTS or not _comparable(difference, expected):
+        return False
+    return all(np.isfinite(_numbers(difference, way)).all() for way in (expected, observed))
 
 
 def apart(difference: Difference, start: At, expected: At, observed: At, *, half: bool = False) -> tuple[float, bool]:

@@ -17,7 +17,7 @@ from shardproof.diff import Difference
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import STATE_CALLS
-from shardproof.trainer.every_mesh import BESIDE
+from shardproof.trainer.every_mesh import BESIDE, OF_MODULES
 
 ASKED, GIVEN, STEPPED = "asked", "given", "stepped"
 
@@ -196,7 +196,7 @@ def _kind_of(difference: Difference) -> str:
         return role
     if role in BESIDE or role in (SETTING, "step"):
         return OPTIMIZER
-    return MODULE if role in ("param", "buffer") else ""
+    return MODULE if role in OF_MODULES else ""
 
 
 def _of(kind: str, owners: Iterable[Owner]) -> list[Owner]:

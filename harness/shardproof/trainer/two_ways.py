@@ -17,7 +17,7 @@ from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.arranged import arranged
-from shardproof.trainer.at_the_end import with_the_end
+from shardproof.trainer.at_the_end import end_not_seen, with_the_end
 from shardproof.trainer.backward_apart import (
     averaged_apart,
     backward_apart,
@@ -30,7 +30,7 @@ from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
 from shardproof.trainer.counted import plain_number, with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
-from shardproof.trainer.every_mesh import OF_A_RANK, Name, is_of_data, of_both
+from shardproof.trainer.every_mesh import OF_A_RANK, OF_MODULES, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
@@ -43,6 +43,7 @@ from shardproof.trainer.notes import (
     as_counts,
     as_rounding,
     drawn_otherwise,
+    of_noise,
     of_one_way,
     rounding,
     taken_for_settings,
@@ -106,6 +107,7 @@ def alike(judging: Judging, session: Session) -> None:
     start: At = {}
     begun: tuple[At, At] | None = None
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
+    noise = set[str]()
     farthest, apart, absent, rounds = 0.0, (-1, -1), list[Op](), False
     moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
     for op in session.ops:
@@ -119,8 +121,9 @@ def alike(judging: Judging, session: Session) -> None:
         start, left_out, settings = start or both.one, left_out | both.left_out, settings | both.settings
         drawn |= both.drawn
         found = judging.compare(both.one, both.other, op.index)
-        beyond, share = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
+        beyond, share, tiny = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong = sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE)
+        noise |= set[str]() if exactly else tiny
         farthest, rounds = max(farthest, share), exactly and not beyond
         if wrong and wrong[0].kind in PRESENCE:  # what is in one way only may hide values that differ later
             absent, wrong = [*absent, op], []
@@ -133,6 +136,7 @@ def alike(judging: Judging, session: Session) -> None:
     left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
     notes += [rounding(farthest, half=half)] if farthest and not wrong else []
+    notes += [*([of_noise(noise)] if noise else []), *end_not_seen(judging, session)]
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
@@ -156,10 +160,6 @@ def alike(judging: Judging, session: Session) -> None:
     judging.add(session.name, wrong, told, notes)
 
 
-MODULES = (PARAMS, "buffer")
-"""Roles of what modules hold."""
-
-
 def _name(difference: Difference) -> Name:
     return difference.key.role, difference.key.fqn
 
@@ -169,7 +169,7 @@ def _stays(judging: Judging, session: Session, name: Name) -> bool:
     nothing trains it, as an adapter that lies beside the one in use, or weights that are quantised in one way."""
     ways = [{judging.at(op.index).get(name) for op in each.ops if op.index in judging.seen} for each in
             (session, judging.whole)]  # fmt: skip
-    return name[0] in MODULES and all(len(values) == 1 for values in ways)
+    return name[0] in OF_MODULES and all(len(values) == 1 for values in ways)
 
 
 def _by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:

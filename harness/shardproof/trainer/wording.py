@@ -18,7 +18,7 @@ from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import OTHER, Session
 from shardproof.trainer.crashes import caused_by, message_of, method_of, raised_by
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import BESIDE, ROLES, is_of_data
+from shardproof.trainer.every_mesh import BESIDE, OF_MODULES, ROLES, is_of_data
 from shardproof.trainer.files_hold import Written, nameless
 from shardproof.trainer.retyped import retyped
 from shardproof.trainer.telling import most_telling
@@ -302,7 +302,7 @@ ROUNDS_ALONE = (
 
 def begin_apart(found: Sequence[Difference], first: str, own: str) -> str:
     """That two ways are apart before any step."""
-    of_model = any(one.key.role in ("param", "buffer") for one in found)
+    of_model = any(one.key.role in OF_MODULES for one in found)
     what = "other weights" if of_model else "another state"
     return (
         f"{first} and {own} are apart right after `build`: they begin with {what}, so that this arm says nothing of "

@@ -99,6 +99,13 @@ def test_a_longer_run_that_passes_or_that_is_refused() -> None:
     assert cut_short(result("", Verdict.UNKNOWN, arms=(), reason="no memory\nmore")) == "no memory"
 
 
+def test_in_a_later_epoch_the_end_of_the_data_alone_is_no_crash() -> None:
+    for message, left_out in (("StopIteration on rank 0 in step (mine.py, line 9)", True), (OVER, False)):
+        arm = ArmResult("uninterrupted", "crash", message)
+        cell = result("", Verdict.CRASH, arm, failed_op=FailedOp(9, "step"))
+        assert (cut_short(cell, data=True) == message, cut_short(cell) == message) == (left_out, True)
+
+
 def test_a_rate_that_moves_is_noted_with_a_longer_program(tmp_path: Path) -> None:
     trainer = registered(tmp_path, "axes = {'mesh': ['2', '4']}")
 

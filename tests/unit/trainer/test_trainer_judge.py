@@ -766,7 +766,7 @@ def test_what_only_one_way_has_hides_no_value_that_differs_later(folder: Path) -
                 state[PARAM] = plus(state[PARAM])
 
     _, sentence, _ = alike(folder, "rounding", fault)
-    assert "come to different values: param of w differs. param of w is" in sentence
+    assert "come to different values: 2 parameters differ. param of w is" in sentence
 
 
 def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:

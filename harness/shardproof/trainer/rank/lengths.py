@@ -1,22 +1,16 @@
-"""How long a gradient is, read from memory, and by which number another one of the same place is a multiple of it."""
+"""How long a gradient is, read from memory."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import sqrt
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
+from shardproof.trainer.measured import Size
 from shardproof.trainer.rank.looked_up import bytes_of
-
-Size = tuple[float, float]
-"""The sum of squares of all elements, and a sum that weighs each of them otherwise."""
-
-NEAR = 1e-4
-"""How far two ways to measure a factor may be apart."""
 
 _FORMATS = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
 
@@ -34,15 +28,6 @@ def size_of(gradient: torch.Tensor | None) -> Size | None:
     else:
         return None
     return float(values @ values), float(values @ _weights(len(values)))
-
-
-def factor_between(before: Size, after: Size) -> float | None:
-    """By which number every element was multiplied; None where the two sums speak for no number or for zero."""
-    if not before[0] or not after[0]:
-        return None
-    length = sqrt(after[0] / before[0])
-    factor = -length if before[1] * after[1] < 0 else length
-    return factor if abs(after[1] - factor * before[1]) <= NEAR * sqrt(after[0]) else None
 
 
 @lru_cache(maxsize=64)

@@ -26,14 +26,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import MEASURED
-from shardproof.trainer.measured import BACKWARD
+from shardproof.trainer.measured import BACKWARD, Size
 from shardproof.trainer.rank.pieces import Held
 
 MOST_ELEMENTS = 1 << 20
 """Of a gradient; of larger ones nothing is measured."""
-
-Size = tuple[float, float]
-"""The sum of squares of the elements that a rank has, and the sum that weighs each otherwise."""
 
 
 class Measured:

@@ -42,8 +42,9 @@ from shardproof.trainer.lines import (
     TOUCHES,
     WRITTEN,
 )  # fmt: skip
+from shardproof.trainer.measured import Size, factor_between
 from shardproof.trainer.rank.collectives import begun_collectives
-from shardproof.trainer.rank.lengths import NEAR, Size, factor_between, size_of
+from shardproof.trainer.rank.lengths import size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
@@ -58,6 +59,9 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 LAMBDA = "<lambda>"
 """What Python calls the code of a lambda, whose names are looked up in the statement that it stands in."""
+
+NEAR_FACTOR = 1e-4
+"""How far two ways to measure by which number a gradient was multiplied may be apart."""
 
 LEAST_ELEMENTS = 4
 """Of a gradient; with fewer, a sum looks like a multiple."""
@@ -244,9 +248,9 @@ class Ran:
         if now is None:
             return
         self._sizes[key] = now
-        factor = factor_between(before, now) if before and not new else None
+        factor = factor_between(before, now, NEAR_FACTOR) if before and not new else None
         few = parameter is None or parameter.numel() < LEAST_ELEMENTS
-        if factor is not None and abs(factor - 1) > NEAR and not few:
+        if factor is not None and abs(factor - 1) > NEAR_FACTOR and not few:
             self.scaled.setdefault(place, set()).add(float(f"{factor:.5g}"))
 
     def _digest_of(self, at: int) -> str:

@@ -120,6 +120,7 @@ CHILD = (
     "shardproof.trainer.judge",
     "shardproof.trainer.judging",
     "shardproof.trainer.line_by_line",
+    "shardproof.trainer.lines_of_cell",
     "shardproof.trainer.harmless",
     "shardproof.trainer.other_mesh",
     "shardproof.trainer.portrait",

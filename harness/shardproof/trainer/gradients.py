@@ -133,13 +133,15 @@ def has_master(name: str, values: Values, seen: OfParameters) -> bool:
 
 
 def may_be_stepped(names: Iterable[Name], ways: Iterable[OfParameters]) -> bool:
-    """Whether an optimizer may have had a gradient of what has one of these names: unless all are parameters, and it is
-    known that optimizers had none of them, nor stepped copies of any.
+    """Whether an optimizer may have had a gradient of what has one of these names: unless all are buffers, or all are
+    parameters, and it is known that optimizers had none of them, nor stepped copies of any.
 
     Args:
         names: with their roles. ways: what optimizers had of each parameter in a step, in each of two ways.
     """
     seen, every = list(ways), list(names)
+    if every and all(role == "buffer" for role, _ in every):
+        return False
     known = all(role == PARAMS for role, _ in every) and all(own and COPIES not in own for own in seen)
     return not known or any(own.get(name, NONE) not in (NONE, FROZEN) for own in seen for _, name in every)
 

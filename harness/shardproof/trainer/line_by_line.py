@@ -36,7 +36,7 @@ def _parted(
     pairs = [(there, here) for there, here in _pairs(session, other) if there.index in judging.ran]
     done = [pair for pair in pairs if pair[1].index <= last]
     at_once = not done or done[-1][1].index < last
-    leave = _never_alike(judging) if session.kind != TWICE else set()
+    leave = never_the_same(judging) if session.kind != TWICE else set()
     for there, here in pairs[: len(done) + at_once]:
         one, own = judging.ran.get(there.index, {}), judging.ran.get(here.index, {})
         apart = apart_in(one, own, leave)
@@ -65,7 +65,7 @@ def _until(judging: Judging, session: Session, last: Op) -> list[Moment]:
     return [Moment(op, judging.ran.get(op.index, {})) for op in session.ops if op.index <= last.index]
 
 
-def _never_alike(judging: Judging) -> set[Name]:
+def never_the_same(judging: Judging) -> set[Name]:
     """What two runs of the same do not have alike."""
     twice, found = judging.named(TWICE), set[Name]()
     for op, again in zip(judging.whole.ops, twice.ops if twice else (), strict=False):

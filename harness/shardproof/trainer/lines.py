@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from base64 import b85decode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shardproof.observe.record import Record
 from shardproof.program import Op
@@ -41,6 +45,9 @@ parameters or gradients, with a digest of all of them; that what ran behind it i
 
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
 """What becomes of a parameter while a statement runs; of a gradient that was not there, that was, and that goes."""
+
+BUFFERS = "buffers"
+"""The path of what is told of the buffers that a statement wrote, which stand under it by name."""
 
 RATE = "the learning rate"
 """The path of what is told of learning rates that a statement set."""
@@ -76,6 +83,14 @@ class Statement(NamedTuple):
         return f"{self.file}:{self.line} (`{text}`)"
 
 
+class Outline(NamedTuple):
+    """The numbers of a tensor of one or two dimensions or, of one with more, their sums over all behind the second.
+    shape: of the tensor. numbers: in the shape of its first two dimensions."""
+
+    shape: tuple[int, ...]
+    numbers: npt.NDArray[np.float32]
+
+
 OfRanks = Mapping[int, bytes]
 """Rank → what ran there, packed."""
 
@@ -108,7 +123,8 @@ def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
 
 class Touch(NamedTuple):
     """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
-    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done.
+    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done; `buffers` →
+    those that were written.
     reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
     which numbers gradients were multiplied. rated: of which group it set the
     learning rate, if there are several, from what to what, each time."""
@@ -155,6 +171,16 @@ def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]
 def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
     """File and line of a statement → in how many reductions a rank takes part, for each time that it runs."""
     return {(file, line): often for (file, line, _), often in _said(data)["reduced"]}
+
+
+def outlines_of(data: bytes) -> dict[str, Outline]:
+    """Text of a tensor → its outline."""
+    return {text: _outline(text, packed) for text, packed in _said(data).get("outlines", {}).items()}
+
+
+def _outline(text: str, packed: str) -> Outline:
+    shape = tuple(map(int, re.findall(r"[0-9]+", text.partition("(")[2].partition(")")[0])))
+    return Outline(shape, np.frombuffer(b85decode(packed), np.float32).reshape(shape[:2]))
 
 
 def unevenly_reduced(data: bytes) -> str:

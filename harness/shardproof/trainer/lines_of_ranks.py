@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
+    BUFFERS,
     CHANGED,
     DRAWS,
     ENDS,
@@ -19,6 +20,7 @@ from shardproof.trainer.lines import (
     OfRanks,
     Statement,
     Touch,
+    last_word,
     touched,
     unpacked,
 )
@@ -28,7 +30,12 @@ from shardproof.trainer.telling import times
 MOST_PLACES = 3
 """Statements that a sentence names which ranks do not have in common, or which leave some parameters alone."""
 
-_WRITES = {WRITTEN: "writes", CHANGED: "changes the gradient of", MADE: "makes the gradient of"}
+_WRITES = {
+    WRITTEN: "writes",
+    BUFFERS: "writes the buffers",
+    CHANGED: "changes the gradient of",
+    MADE: "makes the gradient of",
+}
 
 
 def of_ranks(ran: OfRanks) -> str:
@@ -144,6 +151,48 @@ def touch_alone(ran: bytes, wrong: Collection[str], right: Collection[str]) -> l
                 often = times(len(touch.done[what]) // len(names))
                 told.append(f"{touch.place} {verb} just those that are otherwise ({', '.join(sorted(names))}), {often}")
     return told[:MOST_PLACES]
+
+
+def written_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tuple[str, str]) -> str:
+    """A sentence about statements that write parameters or buffers in one of two ways alone; empty where the same write
+    each.
+
+    Args:
+        wrong: their names. ways: what a sentence calls them, such as `with accumulate=1`.
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    rows = [touched(data) for data in (one, other)]
+    for name in wrong:
+        places = [[touch.place for touch in row if any(name in touch.done.get(what, ()) for what in (WRITTEN, BUFFERS))]
+                  for row in rows]  # fmt: skip
+        if {*places[0]} != {*places[1]}:
+            found.setdefault(tuple(_few(own) for own in places), []).append(name)
+    return f"In this step, on rank 0, {_by_lines(found, ways)}." if found else ""
+
+
+def built_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tuple[str, str]) -> str:
+    """A sentence about the statements of `build` that set last what two ways begin with otherwise, by its last name;
+    empty where these are the same in both, or unknown. Arguments as in `written_otherwise`."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    rows = [
+        {last_word(made.path): each.shown() for each in unpacked(data) if each.kind == ENDS for made in each.values}
+        for data in (one, other)
+    ]
+    for name in wrong:
+        places = tuple(row.get(last_word(name), "") for row in rows)
+        if places[0] != places[1]:
+            found.setdefault(places, []).append(name)
+    return f"In `build`, on rank 0, {_by_lines(found, ways)}." if found else ""
+
+
+def _by_lines(found: Mapping[tuple[str, ...], Sequence[str]], ways: tuple[str, str]) -> str:
+    """Names with the lines that write them in either way, those first of one way alone. found: lines → names."""
+    told = [
+        f"{_few(names)} {'is' if len(names) == 1 else 'are'} written "
+        + " and ".join(f"by {own or 'no line of yours'} {way}" for own, way in zip(lines, ways, strict=True))
+        for lines, names in sorted(found.items(), key=lambda item: all(item[0]))
+    ]
+    return "; ".join(told[:MOST_PLACES])
 
 
 def _names(touch: Touch | None, what: str) -> list[str]:

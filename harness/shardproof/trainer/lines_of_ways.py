@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isclose
 from typing import NamedTuple
 
+from shardproof.trainer.line_values import (
+    ADDRESS,
+    alike_but_for_rounding,
+    are_digests,
+    dtype_told,
+    few_of,
+    is_number,
+    is_value,
+    numbers_told,
+    paths_told,
+    texts_told,
+    times_told,
+)
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
+    BUFFERS,
     CUT,
     DRAWS,
     ENDS,
@@ -32,7 +45,6 @@ from shardproof.trainer.lines import (
     unpacked,
 )
 from shardproof.trainer.lines_apart import followed
-from shardproof.trainer.scaled import NEAR
 
 MOST_SETS = 4
 """Statements of a load that a sentence names."""
@@ -57,7 +69,9 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
                 told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
     lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
     for touch in touched(ran[rank]):
-        own = list(dict.fromkeys(name for name in touch.done.get(WRITTEN, ()) if name in names))
+        own = list(
+            dict.fromkeys(name for what in (WRITTEN, BUFFERS) for name in touch.done.get(what, ()) if name in names)
+        )
         if own:
             lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
     if not lines:
@@ -179,9 +193,8 @@ def _lines(
         seen |= {values} if values else set()
         if not numbers and said[0] > 1:
             continue  # in a run that goes on elsewhere, much runs that is right
-        head = (heads[0] if mine else heads[1]).get(place) if not (mine and its) else None
-        chosen = [way.get((head.file, head.line), []) for way in ways] if head else []
-        after, asked_for = _behind(head, chosen, names) if head and all(chosen) else ("", False)
+        own = (heads[0] if mine else heads[1]).get(place, ()) if not (mine and its) else ()
+        head, after, asked_for = _deciding(own, ways, names)
         asks = place if mine and its else (head.file, head.line) if head and after else None
         yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}", asks, after)
 
@@ -192,7 +205,7 @@ def _paired(
     """The statements that run in one way alone and make what the other way makes elsewhere under the same name, each
     with what is said of the two; with nothing where they make the same, or where the other one has said it."""
     last: list[dict[str, tuple[str, int]]] = [
-        {path: place for place, ran in way.items() if place not in other for path in _paths(ran, ENDS)}
+        {path: place for place, ran in way.items() if place not in other for path in paths_told(ran, ENDS)}
         for way, other in (ways, ways[::-1])
     ]
     for path, place in last[0].items():
@@ -200,11 +213,11 @@ def _paired(
             continue
         both = place, last[1][path]
         rows = [way[at] for way, at in zip(ways, both, strict=True)]
-        texts = [_texts(ran, ENDS, path) for ran in rows]
+        texts = [texts_told(ran, ENDS, path) for ran in rows]
         touches = any(one.kind == TOUCHES for ran in rows for one in ran)
-        if touches or any(len(_paths(ran, ENDS)) > 1 or ran[0].text.startswith(_HEADS) for ran in rows):
+        if touches or any(len(paths_told(ran, ENDS)) > 1 or ran[0].text.startswith(_HEADS) for ran in rows):
             continue
-        told = [f"{ran[0].shown()} makes `{path}` = {_few([*map(shown, each)])} {name}"
+        told = [f"{ran[0].shown()} makes `{path}` = {few_of([*map(shown, each)])} {name}"
                 for ran, each, name in zip(rows, texts, names, strict=True)]  # fmt: skip
         yield both[0], "" if texts[0] == texts[1] else ", and ".join(told)
         yield both[1], ""
@@ -242,7 +255,7 @@ def _reads_apart(mine: Sequence[Told], its: Sequence[Told], names: tuple[str, st
     known = {each.path: each for each in its}
     both = [(each, known[each.path]) for each in mine if each.path in known]
     apart = ((one, other) for one, other in both if one.text != other.text and one.is_plain)
-    yield from (pair for pair in apart if not _ADDRESS.search(pair[0].text) and not _is_setting(pair, names))
+    yield from (pair for pair in apart if not ADDRESS.search(pair[0].text) and not _is_setting(pair, names))
     alone = [[each for each in way if each.is_plain and each.path not in {one.path for one in others}]
              for way, others in ((mine, its), (its, mine))]  # fmt: skip
     if len(alone[0]) == len(alone[1]) == 1:
@@ -254,26 +267,46 @@ def _is_setting(values: Iterable[Told], names: tuple[str, str]) -> bool:
     return all(one.text.strip("'") == name.partition("=")[2] for one, name in zip(values, names, strict=True))
 
 
-def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple[str, str]) -> tuple[str, bool]:
+def _deciding(
+    heads: Iterable[Statement], ways: Sequence[Mapping[tuple[str, int], Sequence[Statement]]], names: tuple[str, str]
+) -> tuple[Statement | None, str, bool]:
+    """Of the heads before a statement that runs in one way alone, the latest first, the one that decides: which reads
+    something else in the other way or, if there is none, whose values nobody knows. With what is said of it, and
+    whether it asks for the setting that the ways are told apart by."""
+    unknown: tuple[Statement | None, str, bool] = None, "", False
+    for head in heads:
+        chosen = [way.get((head.file, head.line), []) for way in ways]
+        told = _behind(head, chosen, names) if all(chosen) else None
+        if told:
+            return head, *told
+        known = any(not each.path.startswith(BEHIND) for ran in chosen for one in ran if one.kind == BEGINS
+                    for each in one.values)  # fmt: skip
+        if all(chosen) and not known and unknown[0] is None:
+            unknown = head, f", behind {head.shown()}", False
+    return unknown
+
+
+def _behind(head: Statement, chosen: Sequence[Sequence[Statement]], names: tuple[str, str]) -> tuple[str, bool] | None:
     """What is said of the `if` or loop behind which a statement runs in one way alone, and whether it asks for the
-    setting that the ways are told apart by, so that the statement is there to run in one way.
+    setting that the ways are told apart by, so that the statement is there to run in one way; None where both ways read
+    the same there.
 
     Args:
         chosen: what ran of the head in either way.
     """
     for path in dict.fromkeys(told.path for one in chosen[0] if one.kind == BEGINS for told in one.values):
-        mine, its = (_texts(ran, BEGINS, path) for ran in chosen)
-        if not path.startswith(BEHIND) and mine and its and mine != its and not _digests([*mine, *its]):
-            values = f"`{path}` is {_few(mine)} {names[0]} and {_few(its)} {names[1]}"
-            fixed = len(mine) == len(its) == 1 and not (_is_number(mine[0]) and _is_number(its[0]))
+        mine, its = (texts_told(ran, BEGINS, path) for ran in chosen)
+        if not path.startswith(BEHIND) and mine and its and mine != its and not are_digests([*mine, *its]):
+            values = f"`{path}` is {few_of(mine)} {names[0]} and {few_of(its)} {names[1]}"
+            fixed = len(mine) == len(its) == 1 and not (is_number(mine[0]) and is_number(its[0]))
             setting = _is_setting([Told(path, text, 0) for text, *_ in (mine, its)], names)
             return f", behind {head.shown()}, where {values}", fixed or setting
-    return f", behind {head.shown()}", False
+    return None
 
 
 def _rated(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, str]) -> tuple[int, str] | None:
     """That a statement sets another learning rate in two ways, or one in one of them alone."""
-    told = [_few(rated_of(data).get(place, [])) for data in ran]
+    told = [few_of(rated_of(data).get(place, [])) for data in ran]
     if told[0] == told[1]:
         return None
     ways = [f"to {rate} {name}" if rate else f"not at all {name}" for rate, name in zip(told, names, strict=True)]
@@ -291,15 +324,22 @@ def _reduced(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str,
     return (0, f"takes part in {told[0]} {names[0]} and in {told[1]} {names[1]}") if told[0] != told[1] else None
 
 
-def _heads(row: Sequence[Statement]) -> dict[tuple[str, int], Statement]:
-    """Place of a statement → the latest `if` or loop before its first time, in the same file."""
-    found, last = dict[tuple[str, int], Statement](), dict[str, Statement]()
+MOST_HEADS = 3
+"""Heads before a statement, of which one may decide whether it runs."""
+
+_DECIDES = re.compile(r"(if|elif|for|while) |.* if .* else ")
+
+
+def _heads(row: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
+    """Place of a statement → what could have decided about it before its first time, in the same file, the latest
+    first: an `if`, a loop or a conditional expression."""
+    found, last = dict[tuple[str, int], list[Statement]](), dict[str, list[Statement]]()
     for statement in row:
         if statement.kind == BEGINS:
-            if statement.file in last:
-                found.setdefault((statement.file, statement.line), last[statement.file])
-            if statement.text.startswith(("if ", "elif ", "for ", "while ")):
-                last[statement.file] = statement
+            before = last.setdefault(statement.file, [])
+            found.setdefault((statement.file, statement.line), before[:MOST_HEADS])
+            if _DECIDES.match(statement.text):
+                before[:] = [statement, *(each for each in before if each.line != statement.line)][: MOST_HEADS + 1]
     return found
 
 
@@ -331,10 +371,10 @@ def _not_alike(
     writes = [sum(told.path == "parameters" for one in ran for told in one.values if one.kind == TOUCHES)
               for ran in (mine, its)]  # fmt: skip
     if writes[0] != writes[1] and all(writes):
-        return 0, f"writes parameters {_times(writes[0])} {names[0]} and {_times(writes[1])} {names[1]}"
+        return 0, f"writes parameters {times_told(writes[0])} {names[0]} and {times_told(writes[1])} {names[1]}"
     if counts[0] != counts[1] and (_TELLING.search(mine[0].text) or DRAWS.search(mine[0].text)):
         often = 3 if _OFTEN.search(mine[0].text) else 2 if DRAWS.search(mine[0].text) else 1
-        return often, f"runs {_times(counts[0])} {names[0]} and {_times(counts[1])} {names[1]}"
+        return often, f"runs {times_told(counts[0])} {names[0]} and {times_told(counts[1])} {names[1]}"
     if not numbers:
         return None
     if counts[0] == counts[1] and (said := _other_tensors(mine, its, names)):
@@ -343,13 +383,13 @@ def _not_alike(
     for kind, verb in ((ENDS, "makes"), (BEGINS, "reads")):
         if (kind == BEGINS and not of_tensors) or (kind == ENDS and mine[0].text.startswith(_HEADS)):
             continue
-        for path in _paths(mine, kind):
-            first, second = (_numbers(ran, kind, path) for ran in (mine, its))
-            if not first or not second or set(first) == set(second) or _rounded(first, second):
+        for path in paths_told(mine, kind):
+            first, second = (numbers_told(ran, kind, path) for ran in (mine, its))
+            if not first or not second or set(first) == set(second) or alike_but_for_rounding(first, second):
                 continue
             if kind == BEGINS or not _is_setting((Told(path, first[0], 0), Told(path, second[0], 0)), names):
                 of = "" if kind == BEGINS else _out_of((mine, its), path, names)
-                return 2, f"{verb} `{path}` = {_few(first)} {names[0]} and {_few(second)} {names[1]}{of}"
+                return 2, f"{verb} `{path}` = {few_of(first)} {names[0]} and {few_of(second)} {names[1]}{of}"
     return None
 
 
@@ -361,7 +401,7 @@ def _out_of(ways: Sequence[Sequence[Statement]], path: str, names: tuple[str, st
     """The numbers that a statement reads where it makes a number that it does not make in the other way; empty where it
     reads none or many."""
     for own, other, name in ((ways[1], ways[0], names[1]), (ways[0], ways[1], names[0])):
-        known = {*_texts(other, ENDS, path)}
+        known = {*texts_told(other, ENDS, path)}
         read: tuple[Told, ...] = ()
         for statement in own:
             if statement.kind == BEGINS:
@@ -370,7 +410,7 @@ def _out_of(ways: Sequence[Sequence[Statement]], path: str, names: tuple[str, st
                 each.path == path and each.text not in known for each in statement.values
             )
             numbers = [each for each in read
-                       if _is_number(each.text.removeprefix(TENSOR)) and not each.path.startswith(BEHIND)]  # fmt: skip
+                       if is_number(each.text.removeprefix(TENSOR)) and not each.path.startswith(BEHIND)]  # fmt: skip
             if new and 0 < len(numbers) <= MOST_READ:
                 return f" ({name} out of {', '.join(f'`{each.path}` = {shown(each.text)}' for each in numbers)})"
     return ""
@@ -380,8 +420,8 @@ def _other_tensors(
     mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str]
 ) -> tuple[int, str] | None:
     """That a statement makes tensors of another dtype in two ways, or others of what is the same."""
-    for path in _paths(mine, ENDS):
-        kinds = [dict.fromkeys(filter(None, map(_dtype, _texts(ran, ENDS, path)))) for ran in (mine, its)]
+    for path in paths_told(mine, ENDS):
+        kinds = [dict.fromkeys(filter(None, map(dtype_told, texts_told(ran, ENDS, path)))) for ran in (mine, its)]
         if all(kinds) and kinds[0] != kinds[1]:
             return 0, f"makes `{path}` in {', '.join(kinds[0])} {names[0]} and in {', '.join(kinds[1])} {names[1]}"
     reads = [
@@ -389,12 +429,14 @@ def _other_tensors(
     ]
     if not reads[0] or reads[0] != reads[1]:
         return None
-    for path in _paths(mine, ENDS):
-        made = [_texts(ran, ENDS, path) for ran in (mine, its)]
+    for path in paths_told(mine, ENDS):
+        made = [texts_told(ran, ENDS, path) for ran in (mine, its)]
         shapes = [{text.partition(")")[0] for text in texts} for texts in made]
-        if shapes[0] == shapes[1] and set(made[0]) != set(made[1]) and all(map(_dtype, (*made[0], *made[1]))):
+        if shapes[0] == shapes[1] and set(made[0]) != set(made[1]) and all(map(dtype_told, (*made[0], *made[1]))):
             ways = f"{names[0]} than {names[1]}"
-            few = f" ({_few([*map(shown, made[0])])} and {_few([*map(shown, made[1])])})" if "[" in made[0][0] else ""
+            few = (
+                f" ({few_of([*map(shown, made[0])])} and {few_of([*map(shown, made[1])])})" if "[" in made[0][0] else ""
+            )
             return 1, f"makes another `{path}` {ways}, out of what is alike as far as it is looked at{few}"
     return None
 
@@ -405,8 +447,8 @@ def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None
         return None
     writes = any(one.kind == TOUCHES or (one.kind == ENDS and "." in told.path) for one in ran for told in one.values)
     said = f"{'holds' if _is_jump(ran[0]) else 'runs'} {name} alone"
-    values = [told for one in ran if one.kind == ENDS for told in one.values if _is_value(told.text)]
-    kinds = [(told.path, told.text) for one in ran if one.kind == ENDS for told in one.values if _dtype(told.text)]
+    values = [told for one in ran if one.kind == ENDS for told in one.values if is_value(told.text)]
+    kinds = [(told.path, told.text) for one in ran if one.kind == ENDS for told in one.values if dtype_told(told.text)]
     made = f", and makes `{values[0].path}` = {shown(values[0].text)}" if values else ""
     made = made or (f", and makes `{kinds[0][0]}` = {shown(kinds[0][1])}" if kinds else "")
     telling = writes or _TELLING.search(ran[0].text) or _is_jump(ran[0])
@@ -416,67 +458,3 @@ def _in_one_alone(ran: Sequence[Statement], name: str) -> tuple[int, str] | None
 def _is_jump(statement: Statement) -> bool:
     """Whether a statement is an `if` with the jump that it leads to."""
     return statement.text.endswith(_JUMPS) and statement.text not in _JUMPS
-
-
-def _numbers(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
-    """The numbers that some statements read or made under a path; none where a text is among them."""
-    texts = _texts(ran, kind, path)
-    return [shown(text) for text in texts] if all(map(_is_value, texts)) else []
-
-
-def _texts(ran: Sequence[Statement], kind: int, path: str) -> list[str]:
-    """The texts of the values that some statements read or made under a path, each text once."""
-    return list(dict.fromkeys(told.text for one in ran if one.kind == kind for told in one.values if told.path == path))
-
-
-def _paths(ran: Sequence[Statement], kind: int) -> list[str]:
-    """The paths under which some statements read or made values, each path once."""
-    paths = dict.fromkeys(told.path for one in ran if one.kind == kind for told in one.values)
-    return [path for path in paths if not path.startswith(BEHIND)]
-
-
-def _dtype(text: str) -> str:
-    """The dtype of a tensor that is told by a digest; empty of anything else."""
-    found = re.match(r"([a-z]+[0-9]+[a-z0-9_]*) \(", text)
-    return found[1] if found else ""
-
-
-def _digests(texts: Iterable[str]) -> bool:
-    return any(map(_dtype, texts)) or any("… " in text for text in texts)
-
-
-def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"-?[0-9.]+(e[-+]?[0-9]+)?", text))
-
-
-_VALUES = re.compile(r"(list|tuple|dict|OrderedDict|set|deque)|[-\[\](), .0-9e+]|True|False|None|'\w+'")
-
-
-_ADDRESS = re.compile(r"\b[0-9]{13,}\b")
-"""A number as `id` gives one, which no other process has."""
-
-
-def _is_value(text: str) -> bool:
-    """Whether a text shows a number, a truth value, a tensor of one number or a container of such."""
-    text = text.removeprefix(TENSOR)
-    if _ADDRESS.search(text):
-        return False
-    held = "[" in text and not _VALUES.sub("", text)
-    return _is_number(text) or text in ("True", "False") or held
-
-
-def _rounded(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two rows of numbers are the same but for rounding in single precision."""
-    try:
-        return len(one) == len(other) and all(isclose(float(mine), float(its), rel_tol=NEAR)
-                                              for mine, its in zip(one, other, strict=True))  # fmt: skip
-    except ValueError:
-        return False
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _few(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:3]) + (", …" if len(texts) > 3 else "")

@@ -6,7 +6,7 @@ import hashlib
 
 from shardproof.trainer.arms import ENDS, MEASURED, Session
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines import CHANGED, CLEARED, MADE, WRITTEN, Touch, reductions_told, touched
+from shardproof.trainer.lines import BUFFERS, CHANGED, CLEARED, MADE, WRITTEN, Touch, reductions_told, touched
 from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.telling import times
@@ -86,6 +86,8 @@ def _done(touch: Touch) -> str:
         often = f", {times(len(names) // len(each))}" if len(names) > len(each) else ""
         if what == WRITTEN:
             told.append(f"writes {each[0] if len(each) == 1 else f'{len(each)} parameters'}{often}")
+        elif what == BUFFERS:
+            told.append(f"writes the buffer {each[0]}" if len(each) == 1 else f"writes {len(each)} buffers")
         else:
             one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
             told.append(f"{DOES[what]} {one}{often}")

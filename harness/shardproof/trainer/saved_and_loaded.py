@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardproof.diff import Difference
 from shardproof.trainer.arms import FIRST, RESUMED, Session
+from shardproof.trainer.every_mesh import OF_MODULES
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import wrote_before
@@ -16,7 +17,7 @@ from shardproof.trainer.state_calls import Calls, joined, no_longer_one, not_ope
 
 def that_set(judging: Judging, op: int, found: Sequence[Difference], what: str) -> str:
     """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""
-    plain, params = ([one.key.fqn for one in found if (one.key.role == PARAMS) == of] for of in (False, True))
+    plain, params = ([one.key.fqn for one in found if (one.key.role in OF_MODULES) == of] for of in (False, True))
     return judging.explained(lambda: of_setting(judging.ran.get(op, {}), plain, params, what))
 
 

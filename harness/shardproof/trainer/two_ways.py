@@ -35,8 +35,8 @@ from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
-from shardproof.trainer.lines_of_ranks import drawn_by_ranks, scaled_by_ranks, touch_alone
-from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.lines_of_cell import lines_of, lines_of_build, lines_of_some
+from shardproof.trainer.lines_of_ranks import drawn_by_ranks
 from shardproof.trainer.measured import NOTHING
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import (
@@ -197,7 +197,7 @@ def _begin_apart(
         arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
         _shared(judging, session, ops, names, wrong),
     )
-    return " ".join(filter(None, parts))
+    return paragraphs(" ".join(filter(None, parts)), lines_of_build(judging, ops, names, wrong))
 
 
 def _said(
@@ -253,48 +253,9 @@ def _said(
         " ".join(filter(None, (*measured, _not_finite(judging, ops, names, wrong)))),
         " ".join(filter(None, apart)),
         side_by_side(judging, session, ops, names),
-        _of_some(judging, ops, names, wrong),
-        _lines(judging, session, ops, names),
+        lines_of_some(judging, ops, names, wrong),
+        lines_of(judging, session, ops, names, near, wrong, gradients=bool(measured[0] or measured[-1])),
     )
-
-
-def _lines(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
-    """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question."""
-    both = session, judging.whole
-    built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {} for each in both]
-    ways = f"with {names[0]}", f"with {names[1]}"
-    step = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
-    one, other = ([Moment(op, judging.ran.get(op.index, {})) for op in each.ops if op.index <= last]
-                  for each, last in zip(both, ops, strict=True))  # fmt: skip
-    steps = one[-1].op.kind == "step"
-    return judging.explained(
-        lambda: paragraphs(
-            scaled_by_ranks(step[1]) if steps else "",
-            of_two_ways(*step, ways, moments=(one, other)) if steps else "",
-            of_two_ways(built[0], built[1], ways, "of `build`"),
-        )
-    )
-
-
-def _of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
-    """Which lines touch just the parameters that differ, or just the others, in a step after which some are right."""
-    apart = {one.key.fqn for one in wrong if one.key.role == PARAMS}
-    right = {name for role, name in judging.at(ops[1]) if role == PARAMS} - apart
-    if not apart or not right:
-        return ""
-    rows = [judging.ran.get(op, {}) for op in ops]
-
-    def told() -> str:
-        one, other = (touch_alone(ran[0], apart, right) if 0 in ran else [] for ran in rows)
-        lines = [f"{line} {way}" for line in dict.fromkeys((*one, *other))
-                 for way in [_in_ways(line in one, line in other, names)]]  # fmt: skip
-        return f"Of the lines of this step, on rank 0: {'; '.join(lines)}." if lines else ""
-
-    return judging.explained(told)
-
-
-def _in_ways(one: bool, other: bool, names: tuple[str, str]) -> str:
-    return "in both ways" if one and other else f"with {names[0] if one else names[1]}"
 
 
 def _same_data(judging: Judging, ops: tuple[int, int]) -> bool:

@@ -302,8 +302,9 @@ ROUNDS_ALONE = (
 
 def begin_apart(found: Sequence[Difference], first: str, own: str) -> str:
     """That two ways are apart before any step."""
-    of_model = any(one.key.role in OF_MODULES for one in found)
-    what = "other weights" if of_model else "another state"
+    of_model = any(one.key.role == OF_MODULES[0] for one in found)
+    of_buffers = not of_model and any(one.key.role in OF_MODULES for one in found)
+    what = "other weights" if of_model else "other buffers" if of_buffers else "another state"
     return (
         f"{first} and {own} are apart right after `build`: they begin with {what}, so that this arm says nothing of "
         f"their steps.{BEFORE_WEIGHTS * of_model}"

@@ -455,7 +455,7 @@ def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:
     ("value", "text"),
     [
         (3, "3"), ([1, "a", None], "list [1, 'a', None]"), (torch.tensor(0.5), "tensor 0.5"), (object(), ""),
-        (torch.empty(2, device="meta"), ""), (torch.arange(6.0).reshape(2, 3).t(), ""), (nn.Linear(1, 1), ""),
+        (torch.empty(2, device="meta"), ""), (torch.arange(6).reshape(2, 3).to_sparse(), ""), (nn.Linear(1, 1), ""),
         ({"a": [1]}, "dict [tuple ['a', list [1]]]"), ([object()], ""), (list(range(101)), ""),
     ],
 )  # fmt: skip

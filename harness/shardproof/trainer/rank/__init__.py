@@ -80,7 +80,8 @@ class Rank:
     built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
     after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
     named: what of it no attribute is, or not by this name. tied: pairs of names of what must be one parameter.
-    parameters: of modules, by identity, as they were found latest; of_modules: how each is had while lines run.
+    parameters: of modules, by identity, as they were found latest; of_modules: how each is had while lines run;
+    buffers: the same of buffers, by name.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -101,10 +102,11 @@ class Rank:
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
         self.state_calls = StateCalls(context.directory)
-        self.ran = Ran(self._known, self.state_calls, self._rates)
+        self.ran = Ran(self._known, self.state_calls, self._rates, lambda: self.buffers)
         self.optimizers: list[ReferenceType[torch.optim.Optimizer]] = []
         self.parameters: dict[int, Held] = {}
         self.of_modules: dict[int, Callable[[], torch.Tensor | None]] = {}
+        self.buffers: dict[str, Callable[[], torch.Tensor | None]] = {}
         self.files: dict[int, set[tuple[str, int, int]]] = {}
         self.left_as_it_is = False
 
@@ -292,6 +294,7 @@ class Rank:
         yield from state.records(op)
         self.parameters = state.parameters
         self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
+        self.buffers = state.buffers
         self.optimizers = [ref(met.value) for met in state.way.met if isinstance(met.value, torch.optim.Optimizer)]
         for one, other in self.tied:
             data = state.tie(one, other).encode()

@@ -107,6 +107,11 @@ class State:
         return self._seen.modules.parameters
 
     @property
+    def buffers(self) -> dict[str, Callable[[], torch.Tensor | None]]:
+        """The buffers of modules, by name, each as its module has it now."""
+        return self._seen.modules.places
+
+    @property
     def frozen(self) -> set[int]:
         """The identities of those with `requires_grad=False`."""
         return self._seen.modules.frozen

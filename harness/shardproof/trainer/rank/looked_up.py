@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -21,6 +22,9 @@ from shardproof.trainer.rank.statements import own_statements
 
 MOST_PARTS, MOST_TEXT, MOST_BYTES = 100, 80, 1 << 16
 """Of a container with those in it, of a text, of a tensor: what is larger is told by a digest, or not at all."""
+
+MOST_EXTENT = 1 << 18
+"""Bytes from the first to the last element of a tensor that is a part of a larger one."""
 
 
 class _Unknown(Exception):  # noqa: N818 (what cannot be looked up is no error)
@@ -147,12 +151,30 @@ def bytes_of(value: torch.Tensor) -> bytes:
     if type(value) not in (torch.Tensor, nn.Parameter) or torch.compiler.is_compiling():
         return b""
     size, itemsize = value.numel(), value.element_size()
-    within = value.untyped_storage().nbytes() >= (value.storage_offset() + size) * itemsize
-    if value.device.type != "cpu" or not value.is_contiguous() or not 0 < size * itemsize <= MOST_BYTES or not within:
+    if value.layout is not torch.strided or value.device.type != "cpu" or not 0 < size * itemsize <= MOST_BYTES:
+        return b""
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))
+    within = value.untyped_storage().nbytes() >= (value.storage_offset() + extent) * itemsize
+    if extent * itemsize > MOST_EXTENT or not within:
         return b""
     if torch._C._functorch.is_functorch_wrapped_tensor(value) or not value.data_ptr():
         return b""
-    return ctypes.string_at(value.data_ptr(), size * itemsize)
+    data = ctypes.string_at(value.data_ptr(), extent * itemsize)
+    if value.is_contiguous():
+        return data
+    elements = np.frombuffer(data, f"V{itemsize}")
+    strides = [stride * itemsize for stride in value.stride()]
+    return np.lib.stride_tricks.as_strided(elements, tuple(value.shape), strides).tobytes()
+
+
+def numbers_of(value: torch.Tensor, data: bytes) -> npt.NDArray[np.generic] | None:
+    """The bytes of a tensor as numbers, in its shape; None where there are none, or they are of another kind."""
+    if not data or value.dtype not in (*_FORMATS, torch.bfloat16):
+        return None
+    if value.dtype == torch.bfloat16:
+        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+        return wide.view(np.float32).reshape(tuple(value.shape))
+    return np.frombuffer(data, _FORMATS[value.dtype]).reshape(tuple(value.shape))
 
 
 _FORMATS: dict[torch.dtype, type[np.generic]] = {

@@ -12,8 +12,9 @@ backward; so its sharded parameters are taken from where it keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -42,6 +43,7 @@ class Modules:
     * parameters: identity of a parameter, or of a flat one, → what is held of it; `beside` looks an optimizer's up.
     * frozen: identities of those parameters that have `requires_grad=False`.
     * params: what is held, of the role `param`, in the order of the names. buffers: name → tensor.
+    * places: name of a buffer → what its module has in its place now.
     * extra: path and module of each that has a `get_extra_state` of its own.
     * unread: name → reason, of what cannot be recorded.
     * names: clean name → what is held, for state that is kept by name.
@@ -52,6 +54,7 @@ class Modules:
     frozen: set[int] = field(default_factory=set)
     params: list[Held] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    places: dict[str, Callable[[], torch.Tensor | None]] = field(default_factory=dict)
     extra: list[tuple[str, nn.Module]] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
     names: dict[str, Held] = field(default_factory=dict)
@@ -74,8 +77,10 @@ class Modules:
                 if tensor is not None and id(tensor) not in known and (id(own), name) not in known:
                     names.setdefault(id(tensor), []).append(_joined(path, name))
                     tensors[id(tensor)] = tensor
-            kept = ((name, b) for name, b in own._buffers.items() if b is not None and id(b) not in passing)
-            self.buffers |= {_joined(path, name): b for name, b in kept}
+            for name, buffer in own._buffers.items():
+                if buffer is not None and id(buffer) not in passing:
+                    self.buffers[_joined(path, name)] = buffer
+                    self.places[_joined(path, name)] = partial(own._buffers.get, name)
             if type(own).get_extra_state is not nn.Module.get_extra_state:
                 self.extra.append((path, own))
         for identity, tensor in tensors.items():

@@ -26,12 +26,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
 from shardproof.trainer.lines import (
     BEGINS,
+    BUFFERS,
     CHANGED,
     CLEARED,
     ENDS,
@@ -46,6 +48,7 @@ from shardproof.trainer.measured import Size, factor_between
 from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.lengths import size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
+from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
 
@@ -72,6 +75,9 @@ MOST_FACTORS = 2
 MOST_PARAMETERS = 200
 """Of more, nobody looks which statement changes them."""
 
+MOST_OUTLINES = 400
+"""Tensors of an operation of which an outline is kept."""
+
 _DYNAMO = torch._C._dynamo.eval_frame
 
 Place = tuple[str, int, str]
@@ -95,6 +101,8 @@ class Ran:
     → which began while it ran, each time: their groups, and which of a group's they are. parameters: those to look at.
     state_calls: is told of calls that ask for a state, or give one. rates: the learning rates of the param groups that
     are known. rated: place of a statement → of which group it changed the rate, from what to what, each time.
+    outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name. rebuffered: place of a
+    statement → the buffers that it has written, each time.
     """
 
     def __init__(
@@ -102,8 +110,12 @@ class Ran:
         parameters: Callable[[], Mapping[int, Callable[[], torch.Tensor | None]]] = dict,
         state_calls: StateCalls | None = None,
         rates: Callable[[], list[str]] = list,
+        buffers: Callable[[], Mapping[str, Callable[[], torch.Tensor | None]]] = dict,
     ) -> None:
         self.parameters, self.state_calls, self.rates = parameters, state_calls, rates
+        self.buffers = buffers
+        self._of_buffers = dict[str, object]()
+        self.rebuffered: dict[Place, list[str]] = {}
         self.rated: dict[Place, list[tuple[str, str, str]]] = {}
         self._rates = list[str]()
         self.touched: dict[Place, dict[str, list[int]]] = {}
@@ -116,6 +128,7 @@ class Ran:
         self.told = list[tuple[Place, int, list[tuple[str, str, int]]]]()
         self.begun, self.cut, self.spent_s = 0, False, 0.0
         self.frames, self.foreign = 0, set[str]()
+        self.outlines = dict[str, str]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -124,7 +137,7 @@ class Ran:
             yield
             return
         self.stack, self.last, self._begun = [], self._seen(), begun_collectives()
-        self._rates = self.rates()
+        self._rates, self._of_buffers = self.rates(), self._seen_buffers()
         if self.last and not self.told:
             self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
         sys.settrace(self.called)
@@ -151,21 +164,24 @@ class Ran:
         Args:
             names: of parameters, by identity. reductions: those collectives that reduce, as in `collectives`.
         """
-        touched = [
-            [place, {what: [names[key] for key in keys if key in names] for what, keys in done.items()}]
+        done_by = {
+            place: {what: [names[key] for key in keys if key in names] for what, keys in done.items()}
             for place, done in self.touched.items()
-        ]
+        }
+        for place, own in self.rebuffered.items():
+            done_by.setdefault(place, {})[BUFFERS] = own
+        touched = [[place, done] for place, done in done_by.items()]
         times = {place: [len(own.intersection(reductions)) for own in each] for place, each in self.collectives.items()}
         reduced = [[place, often] for place, often in times.items() if any(often)]
         scaled = [[place, sorted(factors)] for place, factors in self.scaled.items() if len(factors) <= MOST_FACTORS]
         rated = [[place, changes] for place, changes in self.rated.items()]
-        self.touched, self.collectives, self.scaled, self.rated = {}, {}, {}, {}
+        self.touched, self.collectives, self.scaled, self.rated, self.rebuffered = {}, {}, {}, {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         told = {"places": places, "touched": touched, "reduced": reduced, "scaled": scaled, "rated": rated,
-                "cut": self.cut, "ran": ran}  # fmt: skip
-        self.told, self.begun, self.cut, self.spent_s = [], 0, False, 0.0
+                "cut": self.cut, "ran": ran, "outlines": self.outlines}  # fmt: skip
+        self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
 
@@ -198,6 +214,13 @@ class Ran:
         self.stack.append(inside)
         return inside.traced
 
+    def outline(self, text: str, value: object) -> None:
+        """Keep the outline of a tensor, by the text that tells it."""
+        if type(value) in (torch.Tensor, nn.Parameter) and text not in self.outlines:
+            assert isinstance(value, torch.Tensor)
+            if len(self.outlines) < MOST_OUTLINES and (outline := outline_of(value)):
+                self.outlines[text] = outline
+
     def end(self) -> None:
         """Look at no further statement of this operation."""
         self.cut = True
@@ -217,6 +240,7 @@ class Ran:
         self._begun = begun
         if place:
             self._look_at_rates(place)
+            self._look_at_buffers(place)
         if place and now != before:
             done = self.touched.setdefault(place, {})
             told = [(what, self._digest_of(at), 0) for at, what in enumerate(("parameters", "gradients"))
@@ -241,6 +265,14 @@ class Ran:
                     self.rated.setdefault(place, []).append((which, old, new))
             self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
 
+    def _look_at_buffers(self, place: Place) -> None:
+        """Tell that a statement has written buffers."""
+        before, self._of_buffers = self._of_buffers, self._seen_buffers()
+        written = [name for name, mark in self._of_buffers.items() if mark != before.get(name, mark)]
+        if written:
+            self.rebuffered.setdefault(place, []).extend(written)
+            self.told.append((place, TOUCHES, [(BUFFERS, digest(repr([*self._of_buffers.values()]).encode()), 0)]))
+
     def _size(self, key: int, place: Place, *, new: bool) -> None:
         """Keep how long a gradient is now, and by which number a statement has multiplied it, if it has."""
         parameter = self.parameters()[key]()
@@ -256,6 +288,11 @@ class Ran:
     def _digest_of(self, at: int) -> str:
         """A digest of all parameters that were seen last, or of all of their gradients. at: 0 or 1."""
         return digest(repr([_known(seen[at]) for seen in self.last.values()]).encode())
+
+    def _seen_buffers(self) -> dict[str, object]:
+        known = self.buffers()
+        held = ((name, there()) for name, there in known.items() if len(known) <= MOST_PARAMETERS)
+        return {name: _known(_mark(one)) for name, one in held if one is not None}
 
     def _seen(self) -> dict[int, _Seen]:
         known = self.parameters()
@@ -319,6 +356,7 @@ class _InFrame:
             with suppress(Exception):  # of a kind that has no text
                 value, owner = looked_up(path, names, frame.f_globals, self.owner)
                 if said := told(value):
+                    self.ran.outline(said, value)
                     found.append((called(text, path, names, frame.f_globals, self.owner), said, owner))
         return found
 

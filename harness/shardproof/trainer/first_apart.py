@@ -1,0 +1,301 @@
+"""The first value that the lines of a trainer do not have alike in two ways to compute the same, though these may cut
+the data otherwise: into other micro-batches, over other ranks, with other padding.
+
+Each value that a statement reads or makes is taken together over all of its times in a step, on all ranks. It counts as
+alike if its rows, in any order, are the same as far as they reach, or if its sum, its mean or what it is at last is.
+
+*Verifies*: that a value is alike in none of these senses, and that all that was held side by side before it is in one.
+*Does not verify*: that the line is wrong; values that have no numbers to look at, or another number of dimensions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardproof.trainer.lines import (
+    BEGINS,
+    BEHIND,
+    CUT,
+    ENDS,
+    TENSOR,
+    Name,
+    OfRanks,
+    Outline,
+    Statement,
+    outlines_of,
+    unpacked,
+)
+
+Numbers = npt.NDArray[np.float64]
+
+CLOSE = 2.0**-13
+"""The share of a number in single precision by which the order of sums may make it another one."""
+
+MOST_ROWS = 256
+"""Of a value in one way; with more, nobody looks for the row that is the same as another one."""
+
+MOST_ALIKE = 3
+"""Values that a sentence names which both ways have alike."""
+
+
+class _Site(NamedTuple):
+    """Where a value is read or made: file, line, kind and path."""
+
+    file: str
+    line: int
+    kind: int
+    path: str
+
+
+class _Values(NamedTuple):
+    """What a statement read or made under a path, each time, on all ranks. statement: the first of these."""
+
+    statement: Statement
+    outlines: list[Outline]
+
+
+_Way = Mapping[_Site, _Values]
+
+
+class _Apart(NamedTuple):
+    """A value that two ways do not have alike. one, other: what they have. alike: the paths of tensors that the
+    statement reads alike, each with what they have in both ways."""
+
+    site: _Site
+    one: _Values
+    other: _Values
+    alike: Mapping[str, tuple[_Values, _Values]]
+
+
+def first_apart(
+    one: OfRanks, other: OfRanks, names: tuple[str, str], near: float = CLOSE, leave: Collection[Name] = ()
+) -> str:
+    """A sentence on the first value that two ways do not have alike; empty where there is none that is known.
+
+    Args:
+        one, other: what ran in the step in which they part. names: of both ways, such as `with accumulate=1`. near: the
+            share of a number by which rounding may make it another one. leave: what is another one whenever it is made.
+    """
+    if any(row and row[-1].kind == CUT for way in (one, other) for row in map(unpacked, way.values())):
+        return ""
+    found = next(_apart(_seen(one), _seen(other), near, frozenset(leave)), None)
+    return _sentence(found, names, near) if found else ""
+
+
+_BACKWARD = re.compile(r"\.backward\(")
+_CUTS = re.compile(r"\b(detach_?|no_grad|inference_mode|requires_grad_?|stop_gradient|set_grad_enabled)\b|\.data\b")
+"""Statements behind which no gradient flows."""
+
+
+def value_alike(one: OfRanks, other: OfRanks, names: tuple[str, str], near: float = CLOSE) -> str:
+    """A sentence on a value whose backward leaves other gradients though it is alike, and on the lines of one way alone
+    that let no gradient through; empty where no such value is known. Arguments as in `first_apart`."""
+    ways = _seen(one), _seen(other)
+    for site, mine in ways[0].items():
+        its = ways[1].get(site)
+        if site.kind != BEGINS or not _BACKWARD.search(mine.statement.text) or its is None:
+            continue
+        if len(mine.outlines) != len(its.outlines) or not _held(mine.outlines, its.outlines, near):
+            return ""
+        cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
+        told = [f"{name}, {' and '.join(lines[:MOST_ALIKE])}" for name, lines in zip(names, cut, strict=True) if lines]
+        more = f" Lines that run in one way alone, and let no gradient through: {'; '.join(told)}." if told else ""
+        return (
+            f"`{site.path}` is alike in both ways where {mine.statement.shown()} reads it, and the gradients that this "
+            f"leaves are not: they flow through other values.{more}"
+        )
+    return ""
+
+
+def _cutting(ran: OfRanks, other: OfRanks) -> list[str]:
+    """The statements of one way alone that let no gradient through."""
+    known = {each.place for data in other.values() for each in unpacked(data)}
+    found = (each for rank in sorted(ran)[:1] for each in unpacked(ran[rank]) if each.kind == BEGINS)
+    return list(dict.fromkeys(each.shown() for each in found if each.place not in known and _CUTS.search(each.text)))
+
+
+def _apart(one: _Way, other: _Way, near: float, leave: frozenset[Name]) -> Iterator[_Apart]:
+    """The values that two ways do not have alike, in the order in which they come first in the one."""
+    there = {(site.file, site.line) for site in one}, {(site.file, site.line) for site in other}
+    last = {site.path: site for site in other if site.kind == ENDS and (site.file, site.line) not in there[0]}
+    mine = {site.path: site for site in one if site.kind == ENDS and (site.file, site.line) not in there[1]}
+    for site, values in one.items():
+        its = other.get(last[site.path] if mine.get(site.path) == site and site.path in last else site)
+        if its is None or (site.file, site.line, site.path) in leave or _is_added_to(site, one):
+            continue
+        if not _held(values.outlines, its.outlines, near):
+            yield _Apart(site, values, its, dict(_read_alike(site, one, other, near)))
+
+
+def _is_added_to(site: _Site, way: _Way) -> bool:
+    """Whether a statement makes what it reads, as one that adds to a sum does: what it makes is held side by side."""
+    return site.kind == BEGINS and site._replace(kind=ENDS) in way
+
+
+def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tuple[str, tuple[_Values, _Values]]]:
+    for read, values in one.items():
+        its = other.get(read)
+        same = (read.file, read.line, read.kind) == (site.file, site.line, BEGINS) and read.path != site.path
+        if same and its is not None and _held(values.outlines, its.outlines, near):
+            yield read.path, (values, its)
+
+
+def _seen(ran: OfRanks) -> dict[_Site, _Values]:
+    """The tensors that statements read and made, in order; of a path, all that have as many dimensions, or nothing."""
+    found: dict[_Site, _Values] = {}
+    unknown = set[_Site]()
+    for rank in sorted(ran):
+        outlines = outlines_of(ran[rank])
+        for statement in unpacked(ran[rank]):
+            for told in statement.values if statement.kind in (BEGINS, ENDS) and statement.file else ():
+                if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
+                    continue
+                site = _Site(statement.file, statement.line, statement.kind, told.path)
+                outline = outlines.get(told.text) or _of_number(told.text)
+                if outline is None:
+                    unknown.add(site)
+                else:
+                    found.setdefault(site, _Values(statement, [])).outlines.append(outline)
+    return {site: values for site, values in found.items() if site not in unknown}
+
+
+def _of_number(text: str) -> Outline | None:
+    """The outline of a tensor with one element."""
+    try:
+        return Outline((), np.array([[float(text.removeprefix(TENSOR))]], np.float32))
+    except ValueError:
+        return None
+
+
+def _held(mine: Sequence[Outline], its: Sequence[Outline], near: float) -> bool:
+    """Whether two ways have a value alike, or nobody can tell."""
+    shapes = [sorted(each.shape for each in way) for way in (mine, its)]
+    kinds = {(len(shape), shape[2:]) for way in shapes for shape in way}
+    ways = [[each.numbers.astype(np.float64).reshape(len(each.numbers), -1) for each in way] for way in (mine, its)]
+    if len(kinds) != 1 or sum(map(len, ways[0])) > MOST_ROWS or sum(map(len, ways[1])) > MOST_ROWS:
+        return True
+    scale = _scale([*ways[0], *ways[1]])
+    close = partial(_close, near=near, scale=scale)
+    if _summed(ways[0], ways[1], close) or _rows_held(ways[0], ways[1], close):
+        return True
+    if shapes[0] == shapes[1]:
+        return False
+    turned = [[each.T for each in way] for way in ways]
+    flat = [[np.concatenate([each[each != 0] for each in way])[:, None]] for way in ways]
+    return _rows_held(turned[0], turned[1], close) or _rows_held(flat[0], flat[1], close)
+
+
+_Close = Callable[[Numbers, Numbers], bool]
+
+
+def _close(one: Numbers, other: Numbers, near: float, scale: float) -> bool:
+    """Whether numbers are the same but for rounding; NaN is as NaN."""
+    with np.errstate(all="ignore"):
+        room = near * np.maximum(np.maximum(np.abs(one), np.abs(other)), scale)
+        return bool(np.all((one == other) | (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= room)))
+
+
+def _scale(all_of_it: Sequence[Numbers]) -> float:
+    """The median size of all numbers that are neither zero nor infinite."""
+    sizes = np.abs(np.concatenate([each.ravel() for each in all_of_it]))
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return float(np.median(sizes)) if sizes.size else 0.0
+
+
+def _summed(one: Sequence[Numbers], other: Sequence[Numbers], close: _Close) -> bool:
+    """Whether the sums, the means or the last of two rows of equally large values are the same."""
+    if len({each.shape for each in (*one, *other)}) != 1:
+        return False
+    sums = [np.sum(way, axis=0) for way in (one, other)]
+    pairs = ((sums[0], sums[1]), (sums[0] / len(one), sums[1] / len(other)), (one[-1], other[-1]))
+    return any(close(*pair) for pair in pairs)
+
+
+def _rows_held(one: Sequence[Numbers], other: Sequence[Numbers], close: _Close) -> bool:
+    """Whether each row of the way that has fewer is among those of the other, from the left or from the right as far as
+    the shorter reach."""
+    width = min(each.shape[1] for each in (*one, *other))
+    for part in (slice(0, width), slice(-width, None)):
+        rows = [[row for each in way for row in each[:, part]] for way in (one, other)]
+        fewer, more = sorted(rows, key=len)
+        if fewer and all(_taken(row, more, close) for row in fewer):
+            return True
+    return False
+
+
+def _taken(row: Numbers, rows: list[Numbers], close: _Close) -> bool:
+    """Whether a row is among others, from which it is taken away."""
+    at = next((at for at, each in enumerate(rows) if close(row, each)), -1)
+    if at >= 0:
+        del rows[at]
+    return at >= 0
+
+
+def _sentence(found: _Apart, names: tuple[str, str], near: float) -> str:
+    site, one, other, alike = found
+    verb = "reads" if site.kind == BEGINS else "makes"
+    if (one.statement.file, one.statement.line) == (other.statement.file, other.statement.line):
+        where = f"{one.statement.shown()} {verb} it"
+    else:
+        where = f"{one.statement.shown()} makes it {names[0]} and {other.statement.shown()} {names[1]}"
+    told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
+    out = f" out of what is alike, {' and '.join(told)}" if told else ""
+    return (
+        "Of all tensors that your lines read and make in this step, each with all of its times on all ranks together, "
+        f"the first that is not alike is `{site.path}`{_how(one.outlines, other.outlines, names, near)}: {where}{out}."
+    )
+
+
+def _longer(both: tuple[_Values, _Values], names: tuple[str, str]) -> str:
+    """That the rows of a value that is alike are longer in one way, in brackets; empty where they are not."""
+    lengths = [[each.shape[1] for each in values.outlines if len(each.shape) > 1] for values in both]
+    if not all(lengths) or (max(lengths[0]) == max(lengths[1]) and min(lengths[0]) == min(lengths[1])):
+        return ""
+    longer = sum(lengths[1]) / len(lengths[1]) > sum(lengths[0]) / len(lengths[0])
+    flat = [np.concatenate([each.numbers[each.numbers != 0] for each in values.outlines]) for values in both]
+    zeros = len(flat[0]) == len(flat[1])
+    return f" (whose rows {'are filled up with zeros' if zeros else 'go on, and not with zeros,'} {names[longer]})"
+
+
+def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str], near: float) -> str:
+    """In what way a value is another one, with a comma in front; empty where there are no words for it."""
+    if not mine[0].shape:
+        told = [
+            f"{_few(way, together=len(mine) != len(its))} {name}" for way, name in zip((mine, its), names, strict=True)
+        ]
+        return f", {' and '.join(told)}"
+    if [each.shape for each in mine] != [each.shape for each in its]:
+        return ""
+    one, other = (np.concatenate([each.numbers.reshape(len(each.numbers), -1) for each in way]) for way in (mine, its))
+    with np.errstate(all="ignore"):
+        ratios = other / one
+    for by, each in (("column", ratios), ("row", ratios.T)):
+        if (
+            each.shape[1] <= MOST_SHOWN
+            and np.isfinite(each).all()
+            and np.allclose(each, each[0], rtol=max(near, CLOSE))
+        ):
+            factors = [f"{factor:.4g}" for factor in each[0]]
+            if len({*factors}) == 1:
+                return f", {factors[0]} times as large {names[1]}"
+            return f", {', '.join(factors)} times as large {names[1]}, {by} by {by}"
+    scale = _scale([one, other])
+    apart = sum(not _close(row, its_row, near, scale) for row, its_row in zip(one, other, strict=True))
+    return f", in {apart} of {len(one)} rows" if 0 < apart < len(one) else ""
+
+
+MOST_SHOWN = 8
+"""Numbers that a sentence shows."""
+
+
+def _few(values: Sequence[Outline], *, together: bool) -> str:
+    """The first of some numbers. together: whether their sum is told, too."""
+    numbers = [float(each.numbers[0, 0]) for each in values]
+    told = ", ".join(f"{number:.6g}" for number in numbers[:MOST_ALIKE]) + ", …" * (len(numbers) > MOST_ALIKE)
+    return f"{told} (together {sum(numbers):.6g})" if together and len(numbers) > 1 else told

@@ -1,0 +1,77 @@
+"""What the lines of a trainer say of two ways of a cell to compute the same, where these come to different values.
+
+*Verifies*: that the statements ran so. *Does not verify*: that one of them makes what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardproof.diff import Difference
+from shardproof.trainer.arms import Session
+from shardproof.trainer.every_mesh import OF_MODULES
+from shardproof.trainer.first_apart import CLOSE, first_apart, value_alike
+from shardproof.trainer.judging import Judging
+from shardproof.trainer.line_by_line import never_the_same
+from shardproof.trainer.lines import Moment
+from shardproof.trainer.lines_of_ranks import built_otherwise, scaled_by_ranks, touch_alone, written_otherwise
+from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.rounding import PARAMS
+from shardproof.trainer.telling import paragraphs
+
+
+def lines_of(
+    judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], near: float,
+    wrong: Sequence[Difference], *, gradients: bool,
+) -> str:  # fmt: skip
+    """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question.
+    near: what counts as rounding. wrong: the differences. gradients: whether a backward leaves other ones."""
+    both = session, judging.whole
+    built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {} for each in both]
+    ways = f"with {names[0]}", f"with {names[1]}"
+    step = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
+    one, other = ([Moment(op, judging.ran.get(op.index, {})) for op in each.ops if op.index <= last]
+                  for each, last in zip(both, ops, strict=True))  # fmt: skip
+    leave = never_the_same(judging)
+    modules = list(dict.fromkeys(each.key.fqn for each in wrong if each.key.role in OF_MODULES))
+    of_step = judging.explained(
+        lambda: paragraphs(
+            first_apart(*step, ways, near or CLOSE, leave)
+            or (value_alike(*step, ways, near or CLOSE) if gradients else ""),
+            scaled_by_ranks(step[1]),
+            written_otherwise(step[0][0], step[1][0], modules, ways) if 0 in step[0].keys() & step[1] else "",
+            of_two_ways(*step, ways, moments=(one, other)),
+        )
+    )
+    of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
+    return paragraphs(of_step if one[-1].op.kind == "step" else "", of_build)
+
+
+def lines_of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
+    """Which lines touch just the parameters that differ, or just the others, in a step after which some are right."""
+    apart = {one.key.fqn for one in wrong if one.key.role == PARAMS}
+    right = {name for role, name in judging.at(ops[1]) if role == PARAMS} - apart
+    if not apart or not right:
+        return ""
+    rows = [judging.ran.get(op, {}) for op in ops]
+
+    def told() -> str:
+        one, other = (touch_alone(ran[0], apart, right) if 0 in ran else [] for ran in rows)
+        lines = [f"{line} {way}" for line in dict.fromkeys((*one, *other))
+                 for way in [_in_ways(line in one, line in other, names)]]  # fmt: skip
+        return f"Of the lines of this step, on rank 0: {'; '.join(lines)}." if lines else ""
+
+    return judging.explained(told)
+
+
+def _in_ways(one: bool, other: bool, names: tuple[str, str]) -> str:
+    return "in both ways" if one and other else f"with {names[0] if one else names[1]}"
+
+
+def lines_of_build(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
+    """Which lines of `build` set last what two ways begin with otherwise. ops: their builds."""
+    one, other = (judging.ran.get(op, {}).get(0) for op in ops)
+    if one is None or other is None:
+        return ""
+    ways, told = (f"with {names[0]}", f"with {names[1]}"), [each.key.fqn for each in wrong]
+    return judging.explained(lambda: built_otherwise(one, other, told, ways))

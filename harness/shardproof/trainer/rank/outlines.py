@@ -1,0 +1,31 @@
+"""The numbers of a tensor in outline, by which what two ways make is held side by side though its shape differs."""
+
+from __future__ import annotations
+
+from base64 import b85encode
+from math import prod
+
+import numpy as np
+import torch
+
+from shardproof.trainer.rank.looked_up import bytes_of, numbers_of
+
+MOST_NUMBERS = 256
+"""Of an outline; a tensor that would have more has none."""
+
+
+def outline_of(value: torch.Tensor) -> str:
+    """The elements of a tensor of one or two dimensions or, of one with more, the sums over all dimensions behind the
+    second, as 32-bit numbers in base 85; empty where there are none or too many, or they cannot be read.
+
+    Source: `shardproof.trainer.first_apart`, which reads it.
+    """
+    shape = tuple(value.shape)
+    if not value.numel() > 1 or not prod(shape[:2]) <= MOST_NUMBERS:
+        return ""
+    numbers = numbers_of(value, bytes_of(value))
+    if numbers is None:
+        return ""
+    with np.errstate(all="ignore"):
+        sums = numbers.astype(np.float64).reshape(*shape[:2], -1).sum(-1) if len(shape) > 2 else numbers
+        return b85encode(sums.astype(np.float32).tobytes()).decode()

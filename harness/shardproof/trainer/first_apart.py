@@ -11,7 +11,7 @@ alike if its rows, in any order, are the same as far as they reach, or if its su
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -54,10 +54,12 @@ class _Site(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """What a statement read or made under a path, each time, on all ranks. statement: the first of these."""
+    """What a statement read or made under a path, each time, on all ranks. statement: the first of these. last: what it
+    was last on each rank."""
 
     statement: Statement
     outlines: list[Outline]
+    last: dict[int, Outline]
 
 
 _Way = Mapping[_Site, _Values]
@@ -101,7 +103,7 @@ def value_alike(one: OfRanks, other: OfRanks, names: tuple[str, str], near: floa
         its = ways[1].get(site)
         if site.kind != BEGINS or not _BACKWARD.search(mine.statement.text) or its is None:
             continue
-        if len(mine.outlines) != len(its.outlines) or not _held(mine.outlines, its.outlines, near):
+        if len(mine.outlines) != len(its.outlines) or not _held(mine, its, near):
             return ""
         cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
         told = [f"{name}, {' and '.join(lines[:MOST_ALIKE])}" for name, lines in zip(names, cut, strict=True) if lines]
@@ -129,7 +131,7 @@ def _apart(one: _Way, other: _Way, near: float, leave: frozenset[Name]) -> Itera
         its = other.get(last[site.path] if mine.get(site.path) == site and site.path in last else site)
         if its is None or (site.file, site.line, site.path) in leave or _is_added_to(site, one):
             continue
-        if not _held(values.outlines, its.outlines, near):
+        if not _held(values, its, near):
             yield _Apart(site, values, its, dict(_read_alike(site, one, other, near)))
 
 
@@ -142,7 +144,7 @@ def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tu
     for read, values in one.items():
         its = other.get(read)
         same = (read.file, read.line, read.kind) == (site.file, site.line, BEGINS) and read.path != site.path
-        if same and its is not None and _held(values.outlines, its.outlines, near):
+        if same and its is not None and _held(values, its, near):
             yield read.path, (values, its)
 
 
@@ -152,6 +154,7 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
     unknown = set[_Site]()
     for rank in sorted(ran):
         outlines = outlines_of(ran[rank])
+        before = dict[_Site, str]()
         for statement in unpacked(ran[rank]):
             for told in statement.values if statement.kind in (BEGINS, ENDS) and statement.file else ():
                 if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
@@ -160,8 +163,13 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
                 outline = outlines.get(told.text) or _of_number(told.text)
                 if outline is None:
                     unknown.add(site)
-                else:
-                    found.setdefault(site, _Values(statement, [])).outlines.append(outline)
+                elif (
+                    not statement.text.startswith("for ") or before.get(site) != told.text
+                ):  # a loop ends with its last
+                    values = found.setdefault(site, _Values(statement, [], {}))
+                    values.outlines.append(outline)
+                    values.last[rank] = outline
+                before[site] = told.text
     return {site: values for site, values in found.items() if site not in unknown}
 
 
@@ -173,32 +181,39 @@ def _of_number(text: str) -> Outline | None:
         return None
 
 
-def _held(mine: Sequence[Outline], its: Sequence[Outline], near: float) -> bool:
+def _held(mine: _Values, its: _Values, near: float) -> bool:
     """Whether two ways have a value alike, or nobody can tell."""
-    shapes = [sorted(each.shape for each in way) for way in (mine, its)]
+    shapes = [sorted(each.shape for each in way.outlines) for way in (mine, its)]
     kinds = {(len(shape), shape[2:]) for way in shapes for shape in way}
-    ways = [[each.numbers.astype(np.float64).reshape(len(each.numbers), -1) for each in way] for way in (mine, its)]
+    ways = [_numbers(way.outlines) for way in (mine, its)]
     if len(kinds) != 1 or sum(map(len, ways[0])) > MOST_ROWS or sum(map(len, ways[1])) > MOST_ROWS:
         return True
     scale = _scale([*ways[0], *ways[1]])
     close = partial(_close, near=near, scale=scale)
-    if _summed(ways[0], ways[1], close) or _rows_held(ways[0], ways[1], close):
+    last = [_numbers(way.last.values()) for way in (mine, its)]
+    if _summed(ways, close) or _summed(last, close) or _rows_held(ways, close):
         return True
     if shapes[0] == shapes[1]:
         return False
     turned = [[each.T for each in way] for way in ways]
     flat = [[np.concatenate([each[each != 0] for each in way])[:, None]] for way in ways]
-    return _rows_held(turned[0], turned[1], close) or _rows_held(flat[0], flat[1], close)
+    return _rows_held(turned, close) or _rows_held(flat, close)
 
 
-_Close = Callable[[Numbers, Numbers], bool]
+def _numbers(outlines: Iterable[Outline]) -> list[Numbers]:
+    """The numbers of outlines, each in two dimensions."""
+    return [each.numbers.astype(np.float64).reshape(len(each.numbers), -1) for each in outlines]
 
 
-def _close(one: Numbers, other: Numbers, near: float, scale: float) -> bool:
-    """Whether numbers are the same but for rounding; NaN is as NaN."""
+_Close = Callable[[Numbers, Numbers], npt.NDArray[np.bool_]]
+
+
+def _close(one: Numbers, other: Numbers, near: float, scale: float) -> npt.NDArray[np.bool_]:
+    """Which numbers are the same but for rounding; NaN is as NaN."""
     with np.errstate(all="ignore"):
         room = near * np.maximum(np.maximum(np.abs(one), np.abs(other)), scale)
-        return bool(np.all((one == other) | (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= room)))
+        same: npt.NDArray[np.bool_] = (one == other) | (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= room)
+    return same
 
 
 def _scale(all_of_it: Sequence[Numbers]) -> float:
@@ -208,33 +223,34 @@ def _scale(all_of_it: Sequence[Numbers]) -> float:
     return float(np.median(sizes)) if sizes.size else 0.0
 
 
-def _summed(one: Sequence[Numbers], other: Sequence[Numbers], close: _Close) -> bool:
-    """Whether the sums, the means or the last of two rows of equally large values are the same."""
-    if len({each.shape for each in (*one, *other)}) != 1:
+def _summed(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
+    """Whether the sums, the means or the last ones of values in two ways are the same, if all have one shape."""
+    if len({each.shape for way in ways for each in way}) != 1:
         return False
-    sums = [np.sum(way, axis=0) for way in (one, other)]
-    pairs = ((sums[0], sums[1]), (sums[0] / len(one), sums[1] / len(other)), (one[-1], other[-1]))
-    return any(close(*pair) for pair in pairs)
+    sums = [np.sum(way, axis=0) for way in ways]
+    means = [total / len(way) for total, way in zip(sums, ways, strict=True)]
+    return any(close(one, other).all() for one, other in (sums, means, [way[-1] for way in ways]))
 
 
-def _rows_held(one: Sequence[Numbers], other: Sequence[Numbers], close: _Close) -> bool:
+def _rows_held(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
     """Whether each row of the way that has fewer is among those of the other, from the left or from the right as far as
     the shorter reach."""
-    width = min(each.shape[1] for each in (*one, *other))
+    width = min(each.shape[1] for way in ways for each in way)
     for part in (slice(0, width), slice(-width, None)):
-        rows = [[row for each in way for row in each[:, part]] for way in (one, other)]
-        fewer, more = sorted(rows, key=len)
-        if fewer and all(_taken(row, more, close) for row in fewer):
+        fewer, more = sorted((np.concatenate([each[:, part] for each in way]) for way in ways), key=len)
+        if len(fewer) == len(more) and close(fewer, more).all():
+            return True
+        left = np.ones(len(more), bool)
+        if len(fewer) and all(_taken(row, more, left, close) for row in fewer):
             return True
     return False
 
 
-def _taken(row: Numbers, rows: list[Numbers], close: _Close) -> bool:
-    """Whether a row is among others, from which it is taken away."""
-    at = next((at for at, each in enumerate(rows) if close(row, each)), -1)
-    if at >= 0:
-        del rows[at]
-    return at >= 0
+def _taken(row: Numbers, rows: Numbers, left: npt.NDArray[np.bool_], close: _Close) -> bool:
+    """Whether a row is among those of others that are left, where it is marked as taken."""
+    same = np.flatnonzero(left & close(row, rows).all(axis=1))
+    left[same[:1]] = False
+    return bool(len(same))
 
 
 def _sentence(found: _Apart, names: tuple[str, str], near: float) -> str:
@@ -245,7 +261,7 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float) -> str:
     else:
         where = f"{one.statement.shown()} makes it {names[0]} and {other.statement.shown()} {names[1]}"
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
-    out = f" out of what is alike, {' and '.join(told)}" if told else ""
+    out = f" out of what is alike, {' and '.join(told)}" if told and site.kind == ENDS else ""
     return (
         "Of all tensors that your lines read and make in this step, each with all of its times on all ranks together, "
         f"the first that is not alike is `{site.path}`{_how(one.outlines, other.outlines, names, near)}: {where}{out}."
@@ -286,7 +302,7 @@ def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str]
                 return f", {factors[0]} times as large {names[1]}"
             return f", {', '.join(factors)} times as large {names[1]}, {by} by {by}"
     scale = _scale([one, other])
-    apart = sum(not _close(row, its_row, near, scale) for row, its_row in zip(one, other, strict=True))
+    apart = int((~_close(one, other, near, scale)).any(axis=1).sum())
     return f", in {apart} of {len(one)} rows" if 0 < apart < len(one) else ""
 
 

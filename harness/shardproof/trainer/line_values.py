@@ -46,7 +46,7 @@ def is_number(text: str) -> bool:
 _VALUES = re.compile(r"(list|tuple|dict|OrderedDict|set|deque)|[-\[\](), .0-9e+]|True|False|None|'\w+'")
 
 
-ADDRESS = re.compile(r"\b[0-9]{13,}\b")
+ADDRESS = re.compile(r"(?<![.0-9])[0-9]{13,}(?![.0-9e])")
 """A number as `id` gives one, which no other process has."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import zlib
@@ -16,6 +15,7 @@ from weakref import ref
 
 import pytest
 import torch
+from line_cases import ran, written
 from shardproof.program import Op
 from shardproof.scenario import Mesh
 from shardproof.trainer.lines import (
@@ -131,27 +131,7 @@ def rounds(weight, master, generator):
 @pytest.fixture
 def mine(tmp_path: Path) -> ModuleType:
     """The module of `SOURCE`, from a file of its own."""
-    file = tmp_path / "mine.py"
-    file.write_text(f"import torch\n{SOURCE.lstrip()}", "utf-8")
-    spec = importlib.util.spec_from_file_location("mine", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def ran(call: Callable[[], Any], record: Ran | None = None, names: dict[int, str] | None = None) -> bytes:
-    """What ran in a call, packed."""
-    record = record or Ran()
-    traced = sys.gettrace()
-    sys.settrace(None)  # as of a measurement of coverage
-    try:
-        with record.watched():
-            call()
-    finally:
-        sys.settrace(traced)
-    return record.record(0, 0, names or {}).data
+    return written(tmp_path, SOURCE)
 
 
 def ran_with(calls: StateCalls, call: Callable[[], Any]) -> None:

@@ -1,0 +1,201 @@
+"""The first value that two ways to compute the same do not have alike, whatever micro-batches, ranks and padding they
+have, and what is told of lines that write buffers, or let no gradient through."""
+
+from __future__ import annotations
+
+from base64 import b85decode
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from line_cases import ran, written
+from shardproof.trainer.first_apart import first_apart, value_alike
+from shardproof.trainer.lines import BUFFERS, touched
+from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
+from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.rank.outlines import MOST_NUMBERS, outline_of
+from shardproof.trainer.rank.ran import Ran
+from torch import nn
+
+SOURCE = """
+import torch
+
+def total(rows, parts, masked):
+    whole = torch.zeros(())
+    for part in rows.chunk(parts):
+        mask = part != 0 if masked else torch.ones_like(part)
+        scores = part * 2.0 + 1.0
+        summed = (scores * mask).sum()
+        whole = whole + summed
+    return whole
+
+def by_loop(rows):
+    gains = torch.stack([row * (1 if masked else 1) for row, masked in zip(rows, range(len(rows)))])
+    return gains
+
+def by_table(rows, factors):
+    gains = rows * factors
+    return gains
+
+def choose(rows, factors, table):
+    return by_table(rows, factors) if table else by_loop(rows)
+
+def sums(rows):
+    if len(rows) > 1:
+        one = rows.sum().item()
+
+def means(rows):
+    two = rows.mean().item()
+
+def picks(rows, how):
+    (sums if how == "sums" else means)(rows)
+
+def backward(weight, cut):
+    if cut:
+        held = weight.detach()
+    else:
+        held = weight
+    loss = (held * weight).sum()
+    loss.backward()
+
+def averages(module, first):
+    if first:
+        module.mean.mul_(0.5)
+    module.count += 1
+
+def builds(module, zeroed):
+    if zeroed:
+        module.mean = torch.zeros(2)
+    module.count = torch.ones(1)
+"""
+
+ONE, OTHER = "with parts=1", "with parts=2"
+ROWS = torch.arange(1.0, 25.0).reshape(4, 6) / 7
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> ModuleType:
+    return written(tmp_path, SOURCE)
+
+
+def of(call: Callable[[], Any]) -> Mapping[int, bytes]:
+    return {0: ran(call)}
+
+
+def test_other_micro_batches_make_nothing_else(mine: ModuleType) -> None:
+    whole, parts = (of(partial(mine.total, ROWS, number, True)) for number in (1, 2))
+    assert first_apart(whole, parts, (ONE, OTHER)) == ""
+
+
+def test_ranks_that_share_the_rows_out_make_nothing_else(mine: ModuleType) -> None:
+    ranks = {rank: ran(partial(mine.total, rows, 1, True)) for rank, rows in enumerate(ROWS.chunk(2))}
+    assert first_apart(of(partial(mine.total, ROWS, 2, True)), ranks, (ONE, OTHER)) == ""
+
+
+def test_padding_makes_something_else_where_it_is_not_masked(mine: ModuleType) -> None:
+    longer = nn.functional.pad(ROWS, (0, 2))
+    masked = [of(partial(mine.total, rows, 1, True)) for rows in (ROWS, longer)]
+    assert first_apart(masked[0], masked[1], (ONE, OTHER)) == ""
+    bare = [of(partial(mine.total, rows, 1, False)) for rows in (ROWS, longer)]
+    said = first_apart(bare[0], bare[1], (ONE, OTHER))
+    assert "the first that is not alike is `summed`, 109.714 with parts=1 and 117.714 with parts=2: mine.py:" in said
+    assert "(`summed = (scores * mask).sum()`) makes it out of what is alike, " in said
+    assert "`scores` (whose rows go on, and not with zeros, with parts=2)" in said
+
+
+def test_rows_of_a_step_may_come_in_any_order(mine: ModuleType) -> None:
+    ways = [of(partial(mine.total, rows, 2, True)) for rows in (ROWS, ROWS.flip(0))]
+    assert first_apart(ways[0], ways[1], (ONE, OTHER)) == ""
+    other = of(partial(mine.total, ROWS.flip(1), 2, True))
+    assert "the first that is not alike is `rows`" in first_apart(ways[0], other, (ONE, OTHER))
+
+
+def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) -> None:
+    factors = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    ways = [of(partial(mine.choose, ROWS, factors, table)) for table in (False, True)]
+    assert first_apart(ways[0], ways[0], (ONE, OTHER)) == ""
+    said = first_apart(ways[0], ways[1], ("with table=no", "with table=yes"))
+    assert "`gains`, 1, 2, 4, 8, 16, 32 times as large with table=yes, column by column: mine.py:" in said
+    assert said.endswith("(`gains = rows * factors`) with table=yes.")
+    ones = [of(partial(mine.choose, ROWS, torch.ones(6), table)) for table in (False, True)]
+    assert first_apart(ones[0], ones[1], ("with table=no", "with table=yes")) == ""
+
+
+def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
+    ways = [of(partial(mine.choose, ROWS, torch.full((6,), factor), True)) for factor in (1.0, 3.0)]
+    site = next(iter(first_apart(ways[0], ways[1], (ONE, OTHER)).split("`")[1:2]))
+    assert site == "factors"
+    leave = {("mine.py", line, path) for line in range(60) for path in ("factors", "gains")}
+    assert first_apart(ways[0], ways[1], (ONE, OTHER), leave=leave) == ""
+
+
+def test_a_loss_that_is_alike_may_leave_other_gradients(mine: ModuleType) -> None:
+    ways = [of(partial(mine.backward, torch.ones(4, requires_grad=True), cut)) for cut in (False, True)]
+    said = value_alike(ways[0], ways[1], ("with cut=no", "with cut=yes"))
+    assert said.startswith("`loss` is alike in both ways where mine.py:")
+    assert "let no gradient through: with cut=yes, mine.py:" in said
+    assert said.endswith("(`held = weight.detach()`).")
+    other = of(partial(mine.backward, torch.full((4,), 2.0, requires_grad=True), False))
+    assert value_alike(ways[0], other, ("with cut=no", "with cut=yes")) == ""
+
+
+class Averages(nn.Module):
+    """Two buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(2))
+        self.register_buffer("count", torch.zeros(1))
+
+
+def test_lines_that_write_buffers_are_told(mine: ModuleType) -> None:
+    ways = list[bytes]()
+    for first in (False, True):
+        module = Averages()
+        places = {name: partial(module._buffers.get, name) for name in ("mean", "count")}
+        ways.append(ran(partial(mine.averages, module, first), Ran(buffers=lambda places=places: places)))
+    assert [touch.done for touch in touched(ways[1])] == [{BUFFERS: ["mean"]}, {BUFFERS: ["count"]}]
+    said = written_otherwise(ways[0], ways[1], ["count", "mean"], ("with first=no", "with first=yes"))
+    assert said.startswith("In this step, on rank 0, mean is written by no line of yours with first=no and by mine.py:")
+    assert said.endswith("(`module.mean.mul_(0.5)`) with first=yes.")
+    assert written_otherwise(ways[0], ways[1], ["count"], (ONE, OTHER)) == ""
+
+
+def test_lines_of_build_that_set_a_buffer_in_one_way_are_told(mine: ModuleType) -> None:
+    ways = [ran(partial(mine.builds, Averages(), zeroed)) for zeroed in (False, True)]
+    said = built_otherwise(ways[0], ways[1], ["0.mean", "0.count"], ("with zeroed=no", "with zeroed=yes"))
+    assert said.startswith(
+        "In `build`, on rank 0, 0.mean is written by no line of yours with zeroed=no and by mine.py:"
+    )
+    assert built_otherwise(ways[0], ways[1], ["0.count"], (ONE, OTHER)) == ""
+
+
+def test_a_conditional_expression_decides_and_what_both_read_alike_does_not(mine: ModuleType) -> None:
+    ways = [of(partial(mine.choose, ROWS, torch.ones(6), table)) for table in (False, True)]
+    said = of_two_ways(ways[0], ways[1], ("with table=no", "with table=yes"), numbers=False)
+    assert said == ""
+    ways = [of(partial(mine.picks, ROWS, name)) for name in ("sums", "means")]
+    said = of_two_ways(ways[0], ways[1], ("with how=sums", "with how=means"))
+    assert "runs with how=sums alone, and makes `one` = 42.8571" in said
+    assert "else means)(rows)`), where `how` is 'sums' with how=sums and 'means' with how=means" in said
+    assert "if len(rows)" not in said
+
+
+@pytest.mark.parametrize(
+    ("value", "numbers"),
+    [
+        (torch.arange(6.0).reshape(2, 3).t(), [0, 3, 1, 4, 2, 5]),
+        (torch.ones(2, 2, 3, dtype=torch.bfloat16), [3, 3, 3, 3]),
+        (torch.tensor([True, False]), [1, 0]),
+        (torch.tensor(1.0), []),
+        (torch.zeros(MOST_NUMBERS + 1), []),
+        (torch.zeros(2, 2, device="meta"), []),
+    ],
+)
+def test_outlines_are_the_numbers_of_the_first_two_dimensions(value: torch.Tensor, numbers: list[float]) -> None:
+    assert np.frombuffer(b85decode(outline_of(value)), np.float32).tolist() == numbers

@@ -23,6 +23,7 @@ from shardproof.observe.logical import Value
 from shardproof.result import Failure
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import BESIDE, STATE, Name, Values
+from shardproof.trainer.exchanged import exchanged
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.unsteady import is_garbage, largest
 from shardproof.trainer.wording import called, differ, first_in_a_step, first_of, listed
@@ -180,6 +181,8 @@ def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
         return f"{older} {first_of(found)}"
     differs = "differs" if len(_names(found)) == 1 else "differ"
     what = f"Right after the load {_in_order(found)} {differs} from the run that went on without a break."
+    groups = exchanged(found, loaded.saved, loaded.after)
+    what = f"{what} {groups}" if groups else what
     unwritten = any(is_unwritten(loaded.saved.get(name), loaded.after.get(name)) for name in _names(found))
     return f"{what} {first_of(found)}{f' {UNWRITTEN}' if unwritten else ''}"
 

@@ -51,7 +51,7 @@ def backward_apart(
     which = ", ".join(apart[:MOST_TOLD]) + (f" and {len(apart) - MOST_TOLD} more" if len(apart) > MOST_TOLD else "")
     return (
         f"The backward leaves with {names[1]} the gradients of {len(apart)} of {len(left)} parameters {times}: "
-        f"{which}. Those of all others are as long in both ways; where they differ later, a norm over all makes it."
+        f"{which}. Those of all others are as long in both ways, up to a thousandth."
     )
 
 

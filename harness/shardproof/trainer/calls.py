@@ -76,10 +76,8 @@ def where_they_part(
             may have had a gradient of what differs.
     """
     ranks = sorted(first.keys() & own.keys())
-    anew = (_recomputed(way[rank], name) for rank in ranks for way, name in zip((first, own), names, strict=True)
-            if not near)  # fmt: skip
     apart = (_apart(first[rank].forward, own[rank].forward, rank, near) for rank in ranks)
-    told = next(filter(None, (*anew, *apart)), "")
+    told = next(filter(None, apart), "")
     number = sum(len(own[rank].forward) for rank in ranks)
     if told or not number or any(not _same(first[rank], own[rank], near) for rank in ranks):
         return told
@@ -88,6 +86,14 @@ def where_they_part(
     if not stepped:
         return f"{told}, and no optimizer had a gradient of what differs."
     return f"{told}: look at the backward, at how gradients are reduced, and at the optimizer."
+
+
+def recomputed_apart(first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0) -> str:
+    """A sentence about a module that the backward computes anew in one of two ways, and otherwise than the forward did;
+    empty where there is none. Arguments as in `where_they_part`."""
+    ways = [(way[rank], name) for rank in sorted(first.keys() & own.keys())
+            for way, name in zip((first, own), names, strict=True)]  # fmt: skip
+    return next(filter(None, (_recomputed(way, name, near) for way, name in ways)), "")
 
 
 def _apart(first: Sequence[Call], own: Sequence[Call], rank: int, near: float) -> str:
@@ -125,20 +131,20 @@ def first_not_finite(called: OfRanks) -> str:
     return next((call.name for rank in sorted(called) for call in called[rank].forward if not call.is_finite()), "")
 
 
-def _recomputed(called: Called, name: str) -> str:
+def _recomputed(called: Called, name: str, near: float) -> str:
     """Of a module that the backward computes anew, and that comes to something else than in the forward."""
-    known: dict[tuple[str, str], set[str]] = {}
+    known: dict[tuple[str, str], list[Call]] = {}
     for call in called.forward:
-        known.setdefault((call.path, call.kind), set()).add(call.digest)
-    other = next(_unlike(called.anew, known), None)
+        known.setdefault((call.path, call.kind), []).append(call)
+    other = next(_unlike(called.anew, known, near), None)
     return "" if other is None else (
         f"{name} the backward computes {other.name} anew, and comes to another output than the forward did: look "
         "at what has to be the same then, such as random states, autocast and recipes of quantization."
     )  # fmt: skip
 
 
-def _unlike(anew: Iterable[Call], known: Mapping[tuple[str, str], set[str]]) -> Iterator[Call]:
+def _unlike(anew: Iterable[Call], known: Mapping[tuple[str, str], Sequence[Call]], near: float) -> Iterator[Call]:
     for call in anew:
-        outputs = known.get((call.path, call.kind), set())
-        if call.digest and outputs and "" not in outputs and call.digest not in outputs:
+        outputs = known.get((call.path, call.kind), ())
+        if outputs and all(call.like(output, near) is False for output in outputs):
             yield call

@@ -77,17 +77,23 @@ class _Apart(NamedTuple):
 
 def first_apart(
     one: OfRanks, other: OfRanks, names: tuple[str, str], near: float = CLOSE, leave: Collection[Name] = ()
-) -> str:
-    """A sentence on the first value that two ways do not have alike; empty where there is none that is known.
+) -> tuple[str, tuple[str, int] | None]:
+    """A sentence on the first value that two ways do not have alike, with file and line of the statement that reads or
+    makes it in both; empty, and None, where there is none that is known.
 
     Args:
         one, other: what ran in the step in which they part. names: of both ways, such as `with accumulate=1`. near: the
             share of a number by which rounding may make it another one. leave: what is another one whenever it is made.
     """
     if any(row and row[-1].kind == CUT for way in (one, other) for row in map(unpacked, way.values())):
-        return ""
-    found = next(_apart(_seen(one), _seen(other), near, frozenset(leave)), None)
-    return _sentence(found, names, near) if found else ""
+        return "", None
+    ways = _seen(one), _seen(other)
+    found = next(_apart(*ways, near, frozenset(leave)), None)
+    if found is None:
+        return "", None
+    first, second = ((each.statement.file, each.statement.line) for each in (found.one, found.other))
+    told = f"{_sentence(found, names, near)}{_mixed(*ways, near)}"
+    return told, first if first == second else None
 
 
 _BACKWARD = re.compile(r"\.backward\(")
@@ -131,8 +137,39 @@ def _apart(one: _Way, other: _Way, near: float, leave: frozenset[Name]) -> Itera
         its = other.get(last[site.path] if mine.get(site.path) == site and site.path in last else site)
         if its is None or (site.file, site.line, site.path) in leave or _is_added_to(site, one):
             continue
-        if not _held(values, its, near):
+        if _held(values, its, near) is False:
             yield _Apart(site, values, its, dict(_read_alike(site, one, other, near)))
+
+
+def _mixed(one: _Way, other: _Way, near: float) -> str:
+    """A sentence on the first statement that reads a number whose sum over all calls and ranks is alike in both ways
+    beside one whose mean is, with a space in front; empty where none does."""
+    senses: dict[tuple[str, int], dict[str, str]] = {}
+    for site, mine in one.items():
+        its = other.get(site)
+        if site.kind == BEGINS and its is not None and (sense := _sense(mine, its, near)):
+            own = senses.setdefault((site.file, site.line), {})
+            own.setdefault(sense, site.path)
+            if len(own) == 2:
+                return (
+                    f" There {mine.statement.shown()} reads `{own['sum']}`, of which the sum over all calls and ranks "
+                    f"is alike in both ways, beside `{own['mean']}`, of which the mean is."
+                )
+    return ""
+
+
+def _sense(mine: _Values, its: _Values, near: float) -> str:
+    """`sum` or `mean`, if just that of a number is alike in two ways; empty otherwise."""
+    if any(each.shape for way in (mine, its) for each in way.outlines) or len(mine.outlines) == len(its.outlines):
+        return ""
+    numbers = [np.concatenate([each.ravel() for each in _numbers(way.outlines)]) for way in (mine, its)]
+    close = partial(_close, near=near, scale=_scale(numbers))
+    if all(close(each, each[:1]).all() for each in numbers):
+        return ""  # such as a count that ranks have summed up already
+    totals: list[Numbers] = [each.sum(keepdims=True) for each in numbers]
+    means: list[Numbers] = [each.mean(keepdims=True) for each in numbers]
+    same = [bool(close(*pair).all()) for pair in (totals, means)]
+    return "" if same[0] == same[1] else "sum" if same[0] else "mean"
 
 
 def _is_added_to(site: _Site, way: _Way) -> bool:
@@ -173,6 +210,22 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
     return {site: values for site, values in found.items() if site not in unknown}
 
 
+class SideBySide:
+    """What two ways read and made in an operation, each as a whole."""
+
+    def __init__(self, one: OfRanks, other: OfRanks) -> None:
+        self._ways = _seen(one), _seen(other)
+
+    def alike(self, places: tuple[tuple[str, int], tuple[str, int]], kind: int, path: str) -> bool:
+        """Whether two statements, one of each way, are known to make or read the same under a path.
+
+        Args:
+            places: their files and lines. kind: `ENDS` or `BEGINS`.
+        """
+        mine, its = (way.get(_Site(*place, kind, path)) for way, place in zip(self._ways, places, strict=True))
+        return mine is not None and its is not None and _held(mine, its, CLOSE) is True
+
+
 def _of_number(text: str) -> Outline | None:
     """The outline of a tensor with one element."""
     try:
@@ -181,13 +234,15 @@ def _of_number(text: str) -> Outline | None:
         return None
 
 
-def _held(mine: _Values, its: _Values, near: float) -> bool:
-    """Whether two ways have a value alike, or nobody can tell."""
+def _held(mine: _Values, its: _Values, near: float) -> bool | None:
+    """Whether two ways have a value alike; None where nobody can tell."""
     shapes = [sorted(each.shape for each in way.outlines) for way in (mine, its)]
     kinds = {(len(shape), shape[2:]) for way in shapes for shape in way}
     ways = [_numbers(way.outlines) for way in (mine, its)]
-    if len(kinds) != 1 or sum(map(len, ways[0])) > MOST_ROWS or sum(map(len, ways[1])) > MOST_ROWS:
-        return True
+    if not all(ways) or max(sum(map(len, way)) for way in ways) > MOST_ROWS:
+        return None
+    if len(kinds) != 1:
+        return _same_elements(ways, near)
     scale = _scale([*ways[0], *ways[1]])
     close = partial(_close, near=near, scale=scale)
     last = [_numbers(way.last.values()) for way in (mine, its)]
@@ -198,6 +253,14 @@ def _held(mine: _Values, its: _Values, near: float) -> bool:
     turned = [[each.T for each in way] for way in ways]
     flat = [[np.concatenate([each[each != 0] for each in way])[:, None]] for way in ways]
     return _rows_held(turned, close) or _rows_held(flat, close)
+
+
+def _same_elements(ways: Sequence[Sequence[Numbers]], near: float) -> bool | None:
+    """Whether all numbers of two ways are the same but for their places, as of what one makes column by column; None
+    where they are not, which says nothing of values of other shapes."""
+    flat = [np.sort(np.concatenate([each.ravel() for each in way])) for way in ways]
+    same = len(flat[0]) == len(flat[1]) and _close(flat[0], flat[1], near, _scale(flat)).all()
+    return True if same else None
 
 
 def _numbers(outlines: Iterable[Outline]) -> list[Numbers]:
@@ -269,7 +332,10 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float) -> str:
 
 
 def _longer(both: tuple[_Values, _Values], names: tuple[str, str]) -> str:
-    """That the rows of a value that is alike are longer in one way, in brackets; empty where they are not."""
+    """That a value that is alike has more rows, or longer ones, in one way, in brackets; empty where it has not."""
+    rows = [sum(each.shape[0] for each in values.outlines if each.shape) for values in both]
+    if rows[0] != rows[1]:
+        return f" (in {rows[0]} rows {names[0]} and {rows[1]} {names[1]})"
     lengths = [[each.shape[1] for each in values.outlines if len(each.shape) > 1] for values in both]
     if not all(lengths) or (max(lengths[0]) == max(lengths[1]) and min(lengths[0]) == min(lengths[1])):
         return ""

@@ -232,7 +232,9 @@ def followed(
     found = [set_last(*each) for each in zip(values, moments, (rank, rank), at, back, strict=True)]
     one, other = found
     if one is None or other is None or one.statement.place != other.statement.place or depth == MOST_BACK:
-        told = "; ".join(f"in {way} {setter.told()}" for way, setter in zip(ways, found, strict=True) if setter)
+        each = zip(ways, values, found, moments, strict=True)
+        told = "; ".join(f"in {way} {setter.told()}{came_from(value, setter, own, rank)}"
+                         for way, value, setter, own in each if setter)  # fmt: skip
         return f" {told[0].upper()}{told[1:]}." if told else ""
     rows = [unpacked(own[-1 - each.moment].ran[rank]) for own, each in zip(moments, (one, other), strict=True)]
     begins = [_begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
@@ -255,6 +257,42 @@ def followed(
     told = f"{first}, out of `{path}`, {which}."
     then = (begins[0], begins[1]), (one.moment, other.moment)
     return told + followed(apart, ways, moments, rank, *then, depth + 1)
+
+
+def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, depth: int = 0) -> str:
+    """Out of what else of the same value a statement set one, and who had set that, with a comma in front; empty where
+    it reads no such value, or several.
+
+    Args:
+        moments: as in `set_last`.
+    """
+    row = unpacked(moments[-1 - setter.moment].ran[rank])
+    begin = _begin_of(row, setter)
+    adds = re.search(r"[-+*/]=", setter.statement.text)  # what it makes is of another value
+    same = [each for each in row[begin].values if each.is_plain and each.text == told.text and each.path != told.path
+            and not each.path.startswith(BEHIND)]  # fmt: skip
+    if adds or len(same) != 1 or depth == MOST_BACK:
+        return ""
+    source = same[0]
+    before = set_last(source, moments, rank, begin, setter.moment)
+    made = None if before else _made_whole(source, row, begin)
+    if made is not None:
+        before = Setter(row[made], setter.moment, made, setter.when)
+        whole = f", which {row[made].shown()} made"
+        return f", out of `{source.path}`{whole}{came_from(source, before, moments, rank, depth + 1)}"
+    if before is None:
+        return f", out of `{source.path}`"
+    return f", out of `{source.path}`; {before.told()}{came_from(source, before, moments, rank, depth + 1)}"
+
+
+def _made_whole(told: Told, row: Sequence[Statement], number: int) -> int | None:
+    """Where the latest statement before another one begins that assigns to the name that a path begins with, such as
+    `state` of `state['step']`."""
+    name = re.match(r"(\w+)\[", told.path)
+    assigns = re.compile(rf"{name[1]}(\s*:[^=]+)?\s*=[^=]") if name else None
+    found = (at for at in range(number - 1, -1, -1)
+             if assigns and row[at].kind == BEGINS and assigns.match(row[at].text))  # fmt: skip
+    return next(found, None)
 
 
 def draws(told: Told) -> bool:

@@ -23,8 +23,9 @@ from shardproof.trainer.telling import paragraphs
 def lines_of(
     judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], near: float,
     wrong: Sequence[Difference], *, gradients: bool,
-) -> str:  # fmt: skip
-    """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question.
+) -> tuple[str, bool]:  # fmt: skip
+    """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question, and
+    whether it is known which of them makes a value first that is not alike.
     near: what counts as rounding. wrong: the differences. gradients: whether a backward leaves other ones."""
     both = session, judging.whole
     built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {} for each in both]
@@ -34,17 +35,21 @@ def lines_of(
                   for each, last in zip(both, ops, strict=True))  # fmt: skip
     leave = never_the_same(judging)
     modules = list(dict.fromkeys(each.key.fqn for each in wrong if each.key.role in OF_MODULES))
-    of_step = judging.explained(
-        lambda: paragraphs(
-            first_apart(*step, ways, near or CLOSE, leave)
-            or (value_alike(*step, ways, near or CLOSE) if gradients else ""),
-            scaled_by_ranks(step[1]),
-            written_otherwise(step[0][0], step[1][0], modules, ways) if 0 in step[0].keys() & step[1] else "",
-            of_two_ways(*step, ways, moments=(one, other)),
-        )
-    )
+
+    known = False
+
+    def of_step() -> str:
+        nonlocal known
+        apart, place = first_apart(*step, ways, near or CLOSE, leave)
+        known = bool(apart)
+        alike = value_alike(*step, ways, near or CLOSE) if gradients and not apart else ""
+        written = written_otherwise(step[0][0], step[1][0], modules, ways) if 0 in step[0].keys() & step[1] else ""
+        lines = of_two_ways(*step, ways, moments=(one, other), until=place)
+        return paragraphs(apart, alike, scaled_by_ranks(step[1]), written, lines)
+
+    told = judging.explained(of_step) if one[-1].op.kind == "step" else ""
     of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
-    return paragraphs(of_step if one[-1].op.kind == "step" else "", of_build)
+    return paragraphs(told, of_build), known
 
 
 def lines_of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:

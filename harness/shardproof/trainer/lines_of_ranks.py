@@ -163,10 +163,13 @@ def written_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tu
     found: dict[tuple[str, ...], list[str]] = {}
     rows = [touched(data) for data in (one, other)]
     for name in wrong:
-        places = [[touch.place for touch in row if any(name in touch.done.get(what, ()) for what in (WRITTEN, BUFFERS))]
-                  for row in rows]  # fmt: skip
-        if {*places[0]} != {*places[1]}:
-            found.setdefault(tuple(_few(own) for own in places), []).append(name)
+        often = [{touch.place: sum([*touch.done.get(what, ())].count(name) for what in (WRITTEN, BUFFERS))
+                  for touch in row} for row in rows]  # fmt: skip
+        counts = [{place: number for place, number in own.items() if number} for own in often]
+        if counts[0] != counts[1]:
+            same = counts[0].keys() == counts[1].keys()
+            lines = ([f"{place}{f', {times(number)},' * same}" for place, number in own.items()] for own in counts)
+            found.setdefault(tuple(_few(own) for own in lines), []).append(name)
     return f"In this step, on rank 0, {_by_lines(found, ways)}." if found else ""
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from shardproof.trainer.first_apart import SideBySide
 from shardproof.trainer.line_values import (
     ADDRESS,
     alike_but_for_rounding,
@@ -118,12 +119,14 @@ _OFTEN = re.compile(r"\.(backward|zero_grad)\(")
 class _Line(NamedTuple):
     """What is said of a statement. telling: how much it tells, the least the most. asks: the place of the statement
     that reads what decides about it, which is its own or that of an `if`; None where nothing does. after: what is said
-    of that `if`."""
+    of that `if`. way: the one in which alone it runs; -1 of both. place: its file and line."""
 
     telling: int
     text: str
     asks: tuple[str, int] | None
     after: str = ""
+    way: int = -1
+    place: tuple[str, int] | None = None
 
 
 OfSessions = tuple[Sequence[Moment], Sequence[Moment]]
@@ -132,7 +135,7 @@ OfSessions = tuple[Sequence[Moment], Sequence[Moment]]
 
 def of_two_ways(
     one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "", *, numbers: bool = True,
-    moments: OfSessions | None = None,
+    moments: OfSessions | None = None, until: tuple[str, int] | None = None,
 ) -> str:  # fmt: skip
     """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
     that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
@@ -141,19 +144,23 @@ def of_two_ways(
     Args:
         names: of both ways, such as `with accumulate=1`. when: what the operation is called. numbers: whether numbers
             are looked at, which runs have otherwise that are not at the same place of their data. moments: where it is
-            to be told who set what is not alike.
+            to be told who set what is not alike. until: file and line of a statement that is known to make what is not
+            alike, from which on numbers follow from it.
     """
     if 0 not in one or 0 not in other:
         return ""
     rows = [unpacked(way[0]) for way in (one, other)]
     if any(row and row[-1].kind == CUT for row in rows):
         return ""
-    lines = sorted(_lines(rows, (one[0], other[0]), names, numbers=numbers), key=lambda line: line.telling)
+    every = _lines(rows, (one[0], other[0]), names, SideBySide(one, other), numbers=numbers)
+    behind = _from(rows[0], until) if until else set[tuple[str, int]]()
+    lines = sorted((line for line in every if line.place not in behind or line.way >= 0 or not line.telling),
+                   key=lambda line: line.telling)  # fmt: skip
     if not lines:
         return ""
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-    said, texts = set[str](), list[str]()
-    for line in lines[:MOST_LINES]:
+    said, texts, chosen = set[str](), list[str](), _shared_out(lines)
+    for line in chosen:
         again = (
             f", behind {line.asks[0]}:{line.asks[1]} too"
             if line.after and line.after in said and line.asks
@@ -162,18 +169,38 @@ def of_two_ways(
         texts.append(f"{line.text}{again}")
         said.add(line.after)
     told = "; ".join(texts)
-    sets = _set_by([line.asks for line in lines[:MOST_LINES] if line.asks], rows, names, moments) if moments else ""
+    sets = _set_by([line.asks for line in chosen if line.asks], rows, names, moments) if moments else ""
     return f"Of the lines {when or 'of this step'}, on rank 0: {told}{more}.{sets}"
 
 
+def _from(row: Sequence[Statement], place: tuple[str, int]) -> set[tuple[str, int]]:
+    """File and line of the statements that first begin when another one has ended for the first time, and of it."""
+    begins = [(each.file, each.line) for each in row if each.kind == BEGINS]
+    ends = next((at for at, each in enumerate(row) if each.place == (*place, ENDS)), len(row))
+    before = {(each.file, each.line) for each in row[:ends] if each.kind == BEGINS}
+    return {each for each in begins if each not in before} | {place}
+
+
+def _shared_out(lines: Sequence[_Line]) -> list[_Line]:
+    """The lines that are named: the first, of which neither way has more than half while the other has some left."""
+    chosen, left = list[_Line](), list[_Line]()
+    for line in lines:
+        own = sum(each.way == line.way for each in chosen)
+        full = line.way >= 0 and own >= MOST_LINES // 2 and any(each.way == 1 - line.way for each in lines)
+        (left if full else chosen).append(line)
+    named = [*chosen[:MOST_LINES], *left[: max(MOST_LINES - len(chosen), 0)]]
+    return [line for line in lines if any(line is each for each in named)]
+
+
 def _lines(
-    rows: Sequence[Sequence[Statement]], packed: tuple[bytes, bytes], names: tuple[str, str], *, numbers: bool
-) -> Iterator[_Line]:
+    rows: Sequence[Sequence[Statement]], packed: tuple[bytes, bytes], names: tuple[str, str], seen: SideBySide, *,
+    numbers: bool,
+) -> Iterator[_Line]:  # fmt: skip
     """What is said of each statement that two ways do not run alike, in the order in which the statements run first."""
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
     heads = [_heads(row) for row in rows]
-    seen = set[str]()
-    paired = dict(_paired(ways, names) if numbers else ())
+    told = set[str]()
+    paired = dict(_paired(ways, names, seen) if numbers else ())
     for place in dict.fromkeys((*ways[0], *ways[1])):
         mine, its = (way.get(place, []) for way in ways)
         if place in paired:
@@ -182,25 +209,26 @@ def _lines(
             continue
         said = (
             _rated(place, packed, names)
-            or _not_alike(mine, its, names, numbers=numbers)
+            or _not_alike(mine, its, names, seen, numbers=numbers)
             or _reduced(place, packed, names)
         )
         values = (
             said[1].partition(" ")[2].partition(" (")[0] if said and said[1].startswith(("makes `", "reads `")) else ""
         )
-        if not said or values in seen:
+        if not said or values in told:
             continue  # what one line makes, the next one reads
-        seen |= {values} if values else set()
+        told |= {values} if values else set()
         if not numbers and said[0] > 1:
             continue  # in a run that goes on elsewhere, much runs that is right
         own = (heads[0] if mine else heads[1]).get(place, ()) if not (mine and its) else ()
         head, after, asked_for = _deciding(own, ways, names)
         asks = place if mine and its else (head.file, head.line) if head and after else None
-        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}", asks, after)
+        way = -1 if mine and its else 0 if mine else 1
+        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}", asks, after, way, place)
 
 
 def _paired(
-    ways: Sequence[Mapping[tuple[str, int], Sequence[Statement]]], names: tuple[str, str]
+    ways: Sequence[Mapping[tuple[str, int], Sequence[Statement]]], names: tuple[str, str], seen: SideBySide
 ) -> Iterator[tuple[tuple[str, int], str]]:
     """The statements that run in one way alone and make what the other way makes elsewhere under the same name, each
     with what is said of the two; with nothing where they make the same, or where the other one has said it."""
@@ -219,7 +247,8 @@ def _paired(
             continue
         told = [f"{ran[0].shown()} makes `{path}` = {few_of([*map(shown, each)])} {name}"
                 for ran, each, name in zip(rows, texts, names, strict=True)]  # fmt: skip
-        yield both[0], "" if texts[0] == texts[1] else ", and ".join(told)
+        alike = texts[0] == texts[1] or seen.alike(both, ENDS, path)
+        yield both[0], "" if alike else ", and ".join(told)
         yield both[1], ""
 
 
@@ -362,7 +391,7 @@ def _by_place(ran: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]
 
 
 def _not_alike(
-    mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str], *, numbers: bool
+    mine: Sequence[Statement], its: Sequence[Statement], names: tuple[str, str], seen: SideBySide, *, numbers: bool
 ) -> tuple[int, str] | None:
     """How telling it is what two ways do with a statement, the least number the most, and what it is."""
     if not mine or not its:
@@ -386,6 +415,8 @@ def _not_alike(
         for path in paths_told(mine, kind):
             first, second = (numbers_told(ran, kind, path) for ran in (mine, its))
             if not first or not second or set(first) == set(second) or alike_but_for_rounding(first, second):
+                continue
+            if seen.alike(((mine[0].file, mine[0].line), (its[0].file, its[0].line)), kind, path):
                 continue
             if kind == BEGINS or not _is_setting((Told(path, first[0], 0), Told(path, second[0], 0)), names):
                 of = "" if kind == BEGINS else _out_of((mine, its), path, names)

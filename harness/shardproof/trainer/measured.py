@@ -306,7 +306,11 @@ def _in_order(step: OfStep) -> str:
     what."""
     runs = [(event, len([*same])) for event, same in groupby(step.events)]
     if any(event == BACKWARD for event, _ in runs[1:]):
-        return ", then ".join(_count(number, BACKWARD if event == BACKWARD else STEP, event) for event, number in runs)
+        told = [_count(number, BACKWARD if event == BACKWARD else STEP, event) for event, number in runs]
+        often = len(told) // 2
+        if often > 2 and told == told[:2] * often:
+            return f"{told[0]}, then {told[1]}, {often} times"
+        return ", then ".join(told)
     stepped = ", ".join(_count(number, STEP, name) for name, number in step.steps.items())
     return f"{_count(step.backwards, BACKWARD)}, and {stepped or 'no step of an optimizer of torch'}"
 

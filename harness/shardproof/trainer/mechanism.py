@@ -273,6 +273,8 @@ def _some(pairs: Sequence[Pair], between: Between) -> str:
         return ""
     told = f"{len(wrong)} of {len(every)} parameters got other gradients{in_common(sorted(wrong), right)}"
     few = f"{', '.join(right[:3])}{', …' if len(right) > 3 else ''}"
+    if between.known:
+        return f"{told}, and {few} the right ones."
     if every[-len(right) :] == right:
         return (
             f"{told}, and {few}, registered last in the model, the right ones: look at the gradient that the backward "

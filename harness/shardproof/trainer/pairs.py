@@ -37,6 +37,7 @@ class Between:
     * rates_differ: whether learning rates of two ways are not alike, by one factor or by several.
     * ratio: of the two values of the axis, of two ways; 0 where they are no numbers.
     * seed: that the session of the observed moment was begun with, as its `cell.seed`; -1 if nobody knows it.
+    * known: whether it is told already what makes another value first.
     * gradients: name of a parameter → what the optimizer had of it in the observed moment's step.
     """
 
@@ -48,6 +49,7 @@ class Between:
     settings: Mapping[Name, Value] = field(default_factory=dict)
     step: int = -1
     earlier: int = 0
+    known: bool = False
     gradients: Mapping[str, str] = field(default_factory=dict)
     loaded: bool = False
     rates: float = 0.0

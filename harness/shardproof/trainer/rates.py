@@ -69,7 +69,7 @@ def used_rates_apart(one: Used, other: Used, names: tuple[str, str]) -> tuple[st
     pairs = {name: (one[name], other[name]) for name in one if name in both}
     apart = [name for name, (mine, its) in pairs.items() if mine[1] != its[1]]
     if not apart:
-        return "", 0.0
+        return _rate_of_one_way(one, other, names), 0.0
     (group, rate), (_, its) = pairs[apart[0]]
     alike = [name for name in apart if (pairs[name][0][1], pairs[name][1][1]) == (rate, its)]
     what = f"the learning rate of group {group}" if all(mine[0] == two[0] for mine, two in pairs.values()) else (
@@ -79,6 +79,18 @@ def used_rates_apart(one: Used, other: Used, names: tuple[str, str]) -> tuple[st
     told = f"{what} is {rate:.6g} with {names[0]} and {its:.6g} with {names[1]} in this step"
     more = ", and that of others the same" if len(alike) < len(pairs) and len(factors) > 1 and 1.0 in factors else ""
     return f"{told[0].upper()}{told[1:]}{more}.", factors.pop() if len(factors) == 1 else 0.0
+
+
+def _rate_of_one_way(one: Used, other: Used, names: tuple[str, str]) -> str:
+    """A sentence on the rates of parameters that are there in one of two ways alone, where all others have the same;
+    empty where there are none, or theirs is that of all."""
+    told = list[str]()
+    for mine, its, way in ((one, other, names[0]), (other, one, names[1])):
+        alone = sorted(name for name in mine if name not in its)
+        rates = {mine[name][1] for name in alone}
+        if len(rates) == 1 and not rates >= {rate for _, rate in mine.values()}:
+            told.append(f"that of {one_or_many(alone)}, with {way} alone, is {rates.pop():.6g}")
+    return f"The learning rate of every parameter of both ways is the same, and {', and '.join(told)}." if told else ""
 
 
 def of_rates(
@@ -92,11 +104,11 @@ def of_rates(
     """
     for difference in found:
         group = _GROUP.search(difference.key.fqn) if difference.key.role == "setting" else None
-        wanted = difference.expected_first[1:-1] if group else ""
+        wanted = difference.expected_first[1:-1] if group and difference.kind == "bits" else ""
         if group and wanted.encode() in _held(observed, group[1]):
             name = (difference.key.role, difference.key.fqn)
             told = f"The schedule holds the right rate, {wanted.rpartition(' ')[2]}, and the optimizer has another one"
-            written = name in before and before[name] != observed.get(name)
+            written = name in before and name in observed and before[name] != observed[name]
             if written or (name in before and _is_loaded(expected, observed, before)):
                 seen = "the load wrote it" if written else "the load restored the optimizer's moments all the same"
                 return f"{told}{_first_rate(name, observed)}: {seen}. {BUILT_LATER}"

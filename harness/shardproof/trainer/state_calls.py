@@ -119,6 +119,8 @@ def whose_state(steps: Calls, save: Calls, load: Calls, found: Sequence[Differen
         idle = _never_stepped(asked, steps.stepped) if kind == OPTIMIZER else ""
         if idle:
             told.append(idle)
+        elif kind == OPTIMIZER and not any(one.key.role in BESIDE for one in found):
+            continue  # its moments are restored, by hand perhaps
         elif at_load and (asked or given):
             told += _not_given(asked, given)
         elif at_load and there:

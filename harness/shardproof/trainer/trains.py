@@ -27,6 +27,7 @@ from shardproof.trainer.gradients import (
     why_still,
 )
 from shardproof.trainer.judging import Judging
+from shardproof.trainer.left_behind import left_behind
 from shardproof.trainer.longer import longer_program
 from shardproof.trainer.measured import (
     NOTHING,
@@ -97,7 +98,12 @@ def trains(judging: Judging) -> None:
         undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
         why = why_each(undeclared, all_seen(judging, steps))
         notes += [never_moved(undeclared, params, why)] if undeclared else []
-        notes += [*([buffers_stay_zero(zero)] if zero else []), *([again] if again else [])]
+        behind = left_behind([judging.at(op) for op in (moments[0], *steps)])
+        notes += [
+            *([behind] if behind else []),
+            *([buffers_stay_zero(zero)] if zero else []),
+            *([again] if again else []),
+        ]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
         idle = _at_rate_zero(judging)

@@ -25,7 +25,7 @@ from shardproof.trainer.backward_apart import (
     same_lengths,
     some_come_out_alike,
 )
-from shardproof.trainer.calls import first_not_finite, where_they_part
+from shardproof.trainer.calls import first_not_finite, recomputed_apart, where_they_part
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
 from shardproof.trainer.counted import plain_number, with_counted
@@ -65,7 +65,10 @@ PRESENCE = ("missing", "extra")
 """Kinds of difference of what one side alone has."""
 
 
-RIGHT_OF_A_SCALE = "That is right of a loss scale; a clip, or Adam, would hide it otherwise."
+RIGHT_OF_A_SCALE = (
+    "That is right of a loss scale, and of an optimizer that clips inside its step; a clip, or Adam, would hide it "
+    "otherwise."
+)
 
 
 def altered(judging: Judging, session: Session) -> None:
@@ -231,6 +234,7 @@ def _said(
     used = all(_used_rates(judging, op) for op in ops)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
     measured = (
+        recomputed_apart(one, other, ways, near),
         reached_apart(judging.gradients.get(ops[0], {}), judging.gradients.get(ops[1], {}), names),
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names, settings=GROUPED[: 1 if used else 2]),
@@ -249,12 +253,16 @@ def _said(
         _older(judging, session, ops, names, wrong) or rates or (parted if pointed and not counts_alone else ""),
         _shared(judging, session, ops, names, wrong),
     )
+    gradients = not measured[0] and _lengths_apart(judging, ops, near or NEAR)
+    lines, known = lines_of(judging, session, ops, names, near, wrong, gradients=gradients)
+    if judging.between and (known or measured[0]):
+        judging.between = replace(judging.between, known=True)
     return paragraphs(
         " ".join(filter(None, (*measured, _not_finite(judging, ops, names, wrong)))),
         " ".join(filter(None, apart)),
         side_by_side(judging, session, ops, names),
         lines_of_some(judging, ops, names, wrong),
-        lines_of(judging, session, ops, names, near, wrong, gradients=bool(measured[0] or measured[-1])),
+        lines,
     )
 
 
@@ -271,6 +279,13 @@ def _weighed(judging: Judging, ops: tuple[int, int], names: tuple[str, str], nea
     mine, its = (judging.samples.get(op, {}) for op in ops)
     common = not same_lengths(one, other, near) and not some_come_out_alike(one, other, near)
     return weighed_apart(mine, its, names, common=common)
+
+
+def _lengths_apart(judging: Judging, ops: tuple[int, int], near: float) -> bool:
+    """Whether a backward is known to leave gradients of another length, or of other parameters, in one of two ways."""
+    one, other = (judging.measured.get(op, {}) for op in ops)
+    shapes = [{name: judging.at(op)[name].shape for name in judging.at(op) if name[0] == PARAMS} for op in ops]
+    return bool(one and other) and shapes[0] == shapes[1] and not same_lengths(one, other, near)
 
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
@@ -319,7 +334,8 @@ def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tu
     one, other = (_used_rates(judging, op) for op in ops)
     used = used_rates_apart(one, other, names)
     before = used if one and other else rates_apart(judging.at(ops[0] - 1), judging.at(ops[1] - 1), names)
-    return before if before[0] else rates_apart(judging.at(ops[0]), judging.at(ops[1]), names)
+    known = before[0] or (one and other)
+    return before if known else rates_apart(judging.at(ops[0]), judging.at(ops[1]), names)
 
 
 def _used_rates(judging: Judging, op: int) -> dict[str, tuple[int, float]]:

@@ -307,7 +307,7 @@ def begin_apart(found: Sequence[Difference], first: str, own: str) -> str:
     what = "other weights" if of_model else "other buffers" if of_buffers else "another state"
     return (
         f"{first} and {own} are apart right after `build`: they begin with {what}, so that this arm says nothing of "
-        f"their steps.{BEFORE_WEIGHTS * of_model}"
+        f"their steps.{BEFORE_WEIGHTS * (of_model and all(one.kind == 'bits' for one in found))}"
     )
 
 
@@ -469,7 +469,8 @@ def numbers_held(names: Mapping[str, str]) -> str:
 def first_in_a_step(found: Sequence[Difference], against: str = "should be") -> str:
     """As `first_of`, of what a step makes: data come first, since a step begins with them."""
     of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
-    says = any(word in of_data[0].key.fqn for word in ("loader", "sampler")) if of_data else False
+    plain = bool(of_data) and of_data[0].expected_first.startswith("'")
+    says = plain or any(word in one.key.fqn for one in of_data[:1] for word in ("loader", "sampler"))
     what = "The data, or what is said of their place, differ" if says else "The data differ"
     return f"{what}: {first_of(of_data, against)}" if of_data else first_of(found, against)
 

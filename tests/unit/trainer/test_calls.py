@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from shardproof.trainer.calls import Called, calls_by_op, first_not_finite, where_they_part
+from shardproof.trainer.calls import Called, calls_by_op, first_not_finite, recomputed_apart, where_they_part
 from shardproof.trainer.rank.calls import Calls
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -106,8 +106,11 @@ def test_the_first_output_that_is_not_finite_is_named() -> None:
 def test_what_a_backward_computes_anew_is_held_against_the_forward() -> None:
     same, other = called(model_of(1, 1), recomputed), called(model_of(1, 1.5), recomputed)
     assert [call.path for call in same.anew][:2] == ["0", "1.0"]
-    assert told(called(model_of()), other).startswith("With how=b the backward computes 1.0 (Odd) anew, and comes to")
-    assert "look at the backward" in told(called(model_of()), same)
+    plain = {0: called(model_of())}
+    for near in (0.0, 1e-3):
+        said = recomputed_apart(plain, {0: other}, NAMES, near)
+        assert said.startswith("With how=b the backward computes 1.0 (Odd) anew, and comes to another output")
+        assert recomputed_apart(plain, {0: same}, NAMES, near) == ""
 
 
 def test_what_cannot_be_read_or_has_other_modules_says_nothing() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from line_cases import ran, written
-from shardproof.trainer.first_apart import first_apart, value_alike
+from shardproof.trainer import first_apart as module
+from shardproof.trainer.first_apart import value_alike
 from shardproof.trainer.lines import BUFFERS, touched
 from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
 from shardproof.trainer.lines_of_ways import of_two_ways
@@ -81,6 +82,11 @@ ROWS = torch.arange(1.0, 25.0).reshape(4, 6) / 7
 @pytest.fixture
 def mine(tmp_path: Path) -> ModuleType:
     return written(tmp_path, SOURCE)
+
+
+def first_apart(*args: Any, **kwargs: Any) -> str:
+    """The sentence alone."""
+    return module.first_apart(*args, **kwargs)[0]
 
 
 def of(call: Callable[[], Any]) -> Mapping[int, bytes]:

@@ -74,6 +74,7 @@ class Inputs:
     def __init__(self) -> None:
         self.given: list[Given] = []
         self._open = 0  # modules that are being called
+        self._outermost = 0  # identity of the first of them
         self._random = torch.empty(0)  # the state of torch's generator when the outermost of them was
         self._seen = False  # whether the call of the model has its digest
         self._call: Given | None = None  # that of the model's call, if what it was given is data
@@ -104,9 +105,14 @@ class Inputs:
     def _begins(self, called: nn.Module, args: Any) -> None:
         if not _is_forward():
             return
+        if id(called) == self._outermost and self._open:  # it raised when it was called before, and somebody caught it
+            self._open = 0
+            self.given = [one for one in self.given if one is not self._call]
+            self._waiting = [one for one in self._waiting if one is not self._call]
+            self._call = None
         self._seen = self._seen and bool(self._open)
         if not self._open:
-            self._random = torch.get_rng_state()
+            self._random, self._outermost = torch.get_rng_state(), id(called)
         self._open += 1
 
     def _ends(self, called: nn.Module, args: Any, output: Any) -> None:

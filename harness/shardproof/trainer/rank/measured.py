@@ -39,7 +39,8 @@ class Measured:
     backwards, steps: how often a backward ran, and an optimizer of each class stepped; events: in which order. rates:
     the learning rates of the param groups in the latest of these steps; None of one that is no number. gradients:
     identity of a parameter → size of its gradient after the latest backward, and before the step that came then.
-    stale: those whose gradient was, when a backward began, still the one that an optimizer had stepped with.
+    stale: those whose gradient was, when a backward began, still the one that an optimizer had stepped with,
+        and that were stepped again without having been cleared. _not_cleared: those that may come to it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Measured:
         self._inside, self._held_before, self._gradients_before = 0, list[Size | None](), dict[int, Size]()
         self.gradients = dict[int, tuple[Size, Size]]()
         self.rates = list[float | None]()
-        self.stale, self._after = set[int](), dict[int, Size]()
+        self.stale, self._not_cleared, self._after = set[int](), set[int](), dict[int, Size]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -119,10 +120,10 @@ class Measured:
         self._after = {}
         if not self.backwards and not self.steps:
             now = self._sizes(self._parameters)
-            self.stale = {key for key, size in now.items() if any(size) and size == self._last.get(key)}
-        elif self.stale:  # those of an actor, say, that are cleared before its own backward, do not count again
+            self._not_cleared = {key for key, size in now.items() if any(size) and size == self._last.get(key)}
+        elif self._not_cleared:  # those of an actor, say, that are cleared before its own backward, do not count again
             now = self._sizes(self._parameters)
-            self.stale &= {key for key, size in now.items() if any(size)}
+            self._not_cleared &= {key for key, size in now.items() if any(size)}
 
     def _steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Keep what an optimizer has when it begins to step."""
@@ -149,6 +150,7 @@ class Measured:
         own = _parameters_of(optimizer)
         before = self._sizes(own) if self.backwards > self._backwards_before else self._gradients_before
         self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}
+        self.stale |= {key for key in self._not_cleared & before.keys() if any(before[key])}
         self._last |= before
         self._parameters |= own
 

@@ -38,12 +38,13 @@ def left_behind(moments: Sequence[Values]) -> str:
     if not behind:
         return ""
     more = f" and {len(behind) - MOST_NAMES} more" if len(behind) > MOST_NAMES else ""
+    names_of = ", ".join(name[1] for name in behind[:MOST_NAMES]) + more
     leaders = ", ".join(found[name][1] for name in behind[:MOST_NAMES])
     many = len(behind) > 1
     verbs = ("never move", "do", "them") if many else ("never moves", "does", "it")
     return (
-        f"{', '.join(name[1] for name in behind[:MOST_NAMES])}{more} {verbs[0]}, while {leaders} {verbs[1]}, and others "
-        f"beside {verbs[2]} follow theirs: look at what is carried over, and at the names under which it is looked for"
+        f"{names_of} {verbs[0]}, while {leaders} {verbs[1]}, and others beside {verbs[2]} follow theirs: look at what "
+        "is carried over, and at the names under which it is looked for"
     )
 
 

@@ -260,20 +260,19 @@ def followed(
 
 
 def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, depth: int = 0) -> str:
-    """Out of what else of the same value a statement set one, and who had set that, with a comma in front; empty where
-    it reads no such value, or several.
+    """Out of what a statement set a value that it did no more than pass on, and who had set that, with a comma in
+    front; empty of all others.
 
     Args:
         moments: as in `set_last`.
     """
     row = unpacked(moments[-1 - setter.moment].ran[rank])
     begin = _begin_of(row, setter)
-    adds = re.search(r"[-+*/]=", setter.statement.text)  # what it makes is of another value
-    same = [each for each in row[begin].values if each.is_plain and each.text == told.text and each.path != told.path
-            and not each.path.startswith(BEHIND)]  # fmt: skip
-    if adds or len(same) != 1 or depth == MOST_BACK:
+    right = setter.statement.text.partition("=")[2].partition("#")[0].strip().replace('"', "'")
+    source = next((each for each in row[begin].values
+                   if right == each.path and each.text == told.text and each.path != told.path), None)  # fmt: skip
+    if source is None or depth == MOST_BACK:
         return ""
-    source = same[0]
     before = set_last(source, moments, rank, begin, setter.moment)
     made = None if before else _made_whole(source, row, begin)
     if made is not None:

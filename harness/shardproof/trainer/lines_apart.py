@@ -271,7 +271,8 @@ def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, 
     right = setter.statement.text.partition("=")[2].partition("#")[0].strip().replace('"', "'")
     source = next((each for each in row[begin].values
                    if right == each.path and each.text == told.text and each.path != told.path), None)  # fmt: skip
-    if source is None or depth == MOST_BACK:
+    adds = re.match(r"[^=]*[-+*/@%]=", setter.statement.text)
+    if adds or source is None or depth == MOST_BACK:
         return ""
     before = set_last(source, moments, rank, begin, setter.moment)
     made = None if before else _made_whole(source, row, begin)

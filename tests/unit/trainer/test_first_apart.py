@@ -56,6 +56,22 @@ def means(rows):
 def picks(rows, how):
     (sums if how == "sums" else means)(rows)
 
+def mixes(rows, count, parts):
+    for part in rows.chunk(parts):
+        share = part.sum() / count
+        penalty = part.mean()
+        loss = share + penalty
+
+def by_column(rows, factors):
+    for at in range(rows.shape[1]):
+        scaled = rows[:, at] * factors[at]
+
+def at_once(rows, factors):
+    scaled = rows * factors
+
+def columns(rows, factors, whole):
+    (at_once if whole else by_column)(rows, factors)
+
 def backward(weight, cut):
     if cut:
         held = weight.detach()
@@ -130,6 +146,24 @@ def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) ->
     assert said.endswith("(`gains = rows * factors`) with table=yes.")
     ones = [of(partial(mine.choose, ROWS, torch.ones(6), table)) for table in (False, True)]
     assert first_apart(ones[0], ones[1], ("with table=no", "with table=yes")) == ""
+
+
+def test_a_sum_beside_a_mean_is_told(mine: ModuleType) -> None:
+    ways = [of(partial(mine.mixes, ROWS, torch.tensor(24.0), parts)) for parts in (1, 2)]
+    said = first_apart(ways[0], ways[1], (ONE, OTHER))
+    assert "the first that is not alike is `loss`" in said
+    assert said.endswith(
+        "(`loss = share + penalty`) reads `share`, of which the sum over all calls and ranks is alike in both ways, "
+        "beside `penalty`, of which the mean is."
+    )
+
+
+def test_what_is_made_column_by_column_is_the_same(mine: ModuleType) -> None:
+    factors = torch.full((6,), 2.0)
+    ways = [of(partial(mine.columns, ROWS, factors, whole)) for whole in (False, True)]
+    assert of_two_ways(ways[0], ways[1], (ONE, OTHER)).count("makes `scaled`") == 0
+    other = of(partial(mine.columns, ROWS, factors * 2, True))
+    assert "makes `scaled`" in of_two_ways(ways[0], other, (ONE, OTHER))
 
 
 def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:

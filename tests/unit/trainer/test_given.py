@@ -24,6 +24,7 @@ from shardproof.trainer.given import (
     rows_apart,
     rows_by_op,
 )
+from shardproof.trainer.measured import model_calls_by_op
 from shardproof.trainer.notes import buffers_stay_zero, stays_zero
 from shardproof.trainer.pairs import Between, Pair
 from shardproof.trainer.plain import every_step_skipped
@@ -69,6 +70,27 @@ def test_the_data_of_another_step_are_told_from_those_of_another_rank() -> None:
     )
     assert of_another_step({0: "b", 1: "b"}, 0, first, ways) == "", "ranks share data out otherwise"
     assert of_another_step({0: "x"}, 0, first, ways) == ""
+
+
+class Small(nn.Module):
+    """Takes no more than two rows at once."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Give them back."""
+        if len(rows) > 2:
+            raise MemoryError("too many rows")
+        return rows * torch.ones(1, requires_grad=True)
+
+
+def test_a_call_that_raised_and_was_made_again_does_not_count() -> None:
+    inputs, model = Inputs(), nn.Sequential(nn.Identity(), Small())
+    with inputs.watched():
+        with pytest.raises(MemoryError):
+            model(torch.ones(4, 2))
+        for rows in torch.arange(8.0).reshape(4, 2).chunk(2):
+            model(rows).sum().backward()
+    calls = model_calls_by_op([inputs.record(0, 0)])[0][0]
+    assert [len(call.rows) for call in calls] == [2, 2]
 
 
 class Reads(nn.Module):

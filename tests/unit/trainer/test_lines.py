@@ -106,6 +106,16 @@ def restore(schedule, kept):
     schedule["last"] += 1
     kept.get("last")
 
+def entries(held):
+    return {"last": held.last, "first": 0}
+
+def read_back(held):
+    state = entries(held)
+    held.last = state["last"]
+
+def shows(held):
+    return held.last
+
 def names(held, name):
     setattr(held, name, 2.0)
     return getattr(held, name)
@@ -310,6 +320,21 @@ def test_what_is_read_otherwise_is_told_with_who_set_it(mine: ModuleType) -> Non
     assert said.endswith(
         "in step 1, on rank 0: it reads `self.position`, which is 2 in the one and 0 in the other. In the one mine.py:9"
         " (`self.position += width`) set it last, in step 0."
+    )
+
+
+def test_a_value_that_a_load_passes_on_is_followed_to_what_made_it(mine: ModuleType) -> None:
+    held = SimpleNamespace(last=0)
+    load = Moment(replace(step(0), kind="load"), {0: ran(partial(mine.read_back, held))})
+    there = SimpleNamespace(last=0)
+    saves = Moment(step(0), {0: ran(partial(mine.restore, there.__dict__, {"last": 2}))})
+    ends = [Moment(step(1), {0: ran(partial(mine.shows, each))}) for each in (there, held)]
+    found = apart_in(ends[0].ran, ends[1].ran)
+    assert found is not None
+    said = sentence(*found, ("the one", "the other"), ([saves, ends[0]], [load, ends[1]]))
+    assert said.endswith(
+        "(`held.last = state[\"last\"]`) set it last, in `load`, out of `state['last']`, which mine.py:64 "
+        "(`state = entries(held)`) made."
     )
 
 

@@ -248,6 +248,30 @@ def test_a_rank_sees_gradients_that_nobody_cleared() -> None:
     assert second.stale == ["bias", "weight"]
 
 
+def test_a_gradient_that_waits_for_its_own_turn_does_not_count_again() -> None:
+    experts, seen = [nn.Linear(4, 1), nn.Linear(4, 1)], Measured()
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in experts]
+    held = {id(one.weight): whole_tensor(one.weight, (f"{at}.weight",)) for at, one in enumerate(experts)}
+    seen.know(optimizers)
+    records = []
+    for op in range(4):
+        with seen.watched():
+            optimizers[op % 2].zero_grad()
+            experts[op % 2](torch.ones(2, 4)).sum().backward()
+            optimizers[op % 2].step()
+        records.append(seen.record(op, 0, held))
+    steps = measured_by_op(records)
+    assert [steps[op][0].stale for op in range(4)] == [[]] * 4
+
+
+def test_turns_of_backwards_and_steps_are_counted_as_one() -> None:
+    seen = OfStep(4, {"SGD": 4}, {}, (), events=("backward", "SGD") * 4)
+    assert "order: 1 backward, then 1 step of SGD, 4 times" in portrait({0: seen}, {}, {}, {}, [])
+    seen = OfStep(4, {"SGD": 4}, {}, (), events=("backward", "SGD", "backward", "backward"))
+    told = "order: 1 backward, then 1 step of SGD, then 2 backwards"
+    assert told in portrait({0: seen}, {}, {}, {}, [])
+
+
 def test_a_loss_that_is_no_cross_entropy_has_no_weights() -> None:
     output = torch.randn(4, 5)
     chances = output.softmax(1)

@@ -95,6 +95,10 @@ def test_rates_of_a_step_are_those_that_an_optimizer_stepped_with() -> None:
     names = ("how=a", "how=b")
     assert used_rates_apart(one, one, names) == used_rates_apart(one, {}, names) == ("", 0.0)
     told = "The learning rate of group 0 is 0.1 with how=a and 0.2 with how=b in this step"
+    alone = {**one, "d": (2, 0.7)}
+    assert used_rates_apart(one, alone, names) == (
+        "The learning rate of every parameter of both ways is the same, and that of d, with how=b alone, is 0.7.", 0.0
+    )  # fmt: skip
     assert used_rates_apart(one, used_rates([0.2, 0.5], groups), names) == (f"{told}, and that of others the same.", 0)
     assert used_rates_apart(one, used_rates([0.2, 1.0], groups), names) == (f"{told}.", 2.0)
     other = used_rates([0.1], {("setting", "group0.params"): line("a\nb\nc")})

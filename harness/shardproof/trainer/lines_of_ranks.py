@@ -167,8 +167,9 @@ def written_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tu
                   for touch in row} for row in rows]  # fmt: skip
         counts = [{place: number for place, number in own.items() if number} for own in often]
         if counts[0] != counts[1]:
-            same = counts[0].keys() == counts[1].keys()
-            lines = ([f"{place}{f', {times(number)},' * same}" for place, number in own.items()] for own in counts)
+            same = len(counts[0]) == 1 and counts[0].keys() == counts[1].keys()
+            lines = [[f"{place}{f', {times(number)}' * same}" for place, number in own.items()] for own in counts]
+            lines[1] = [times(number) for number in counts[1].values()] if same else lines[1]
             found.setdefault(tuple(_few(own) for own in lines), []).append(name)
     return f"In this step, on rank 0, {_by_lines(found, ways)}." if found else ""
 
@@ -192,10 +193,15 @@ def _by_lines(found: Mapping[tuple[str, ...], Sequence[str]], ways: tuple[str, s
     """Names with the lines that write them in either way, those first of one way alone. found: lines → names."""
     told = [
         f"{_few(names)} {'is' if len(names) == 1 else 'are'} written "
-        + " and ".join(f"by {own or 'no line of yours'} {way}" for own, way in zip(lines, ways, strict=True))
+        + " and ".join(_by_line(own, way) for own, way in zip(lines, ways, strict=True))
         for lines, names in sorted(found.items(), key=lambda item: all(item[0]))
     ]
     return "; ".join(told[:MOST_PLACES])
+
+
+def _by_line(line: str, way: str) -> str:
+    """By which line something is written in one way, or how often by the same as in the other."""
+    return f"{line} {way}" if line and ":" not in line else f"by {line or 'no line of yours'} {way}"
 
 
 def _names(touch: Touch | None, what: str) -> list[str]:

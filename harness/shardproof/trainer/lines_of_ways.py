@@ -46,6 +46,7 @@ from shardproof.trainer.lines import (
     unpacked,
 )
 from shardproof.trainer.lines_apart import followed
+from shardproof.trainer.readers import read_by
 
 MOST_SETS = 4
 """Statements of a load that a sentence names."""
@@ -224,7 +225,8 @@ def _lines(
         head, after, asked_for = _deciding(own, ways, names)
         asks = place if mine and its else (head.file, head.line) if head and after else None
         way = -1 if mine and its else 0 if mine else 1
-        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}", asks, after, way, place)
+        goes = read_by(rows[way], place) if way >= 0 and "makes `" in said[1] else ""
+        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}{goes}", asks, after, way, place)
 
 
 def _paired(

@@ -72,6 +72,12 @@ def at_once(rows, factors):
 def columns(rows, factors, whole):
     (at_once if whole else by_column)(rows, factors)
 
+def clips(rows, clip):
+    if clip:
+        clipped = rows * 0.5
+        norm = clipped.norm()
+    return rows
+
 def backward(weight, cut):
     if cut:
         held = weight.detach()
@@ -84,6 +90,10 @@ def averages(module, first):
     if first:
         module.mean.mul_(0.5)
     module.count += 1
+
+def averages_twice(module):
+    averages(module, True)
+    averages(module, False)
 
 def builds(module, zeroed):
     if zeroed:
@@ -166,6 +176,17 @@ def test_what_is_made_column_by_column_is_the_same(mine: ModuleType) -> None:
     assert "makes `scaled`" in of_two_ways(ways[0], other, (ONE, OTHER))
 
 
+def test_a_value_that_goes_nowhere_is_told(mine: ModuleType) -> None:
+    ways = [of(partial(mine.clips, ROWS, clips)) for clips in (False, True)]
+    said = of_two_ways(ways[0], ways[1], ("with clip=no", "with clip=yes"))
+    assert (
+        "(`clipped = rows * 0.5`) runs with clip=yes alone, and makes `clipped` = float32 (4, 6), which mine.py:"
+        in said
+    )
+    assert "(`norm = clipped.norm()`) runs with clip=yes alone, and makes `norm` = 5.0" in said
+    assert ", which no other line reads" in said
+
+
 def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
     ways = [of(partial(mine.choose, ROWS, torch.full((6,), factor), True)) for factor in (1.0, 3.0)]
     site = next(iter(first_apart(ways[0], ways[1], (ONE, OTHER)).split("`")[1:2]))
@@ -204,6 +225,10 @@ def test_lines_that_write_buffers_are_told(mine: ModuleType) -> None:
     assert said.startswith("In this step, on rank 0, mean is written by no line of yours with first=no and by mine.py:")
     assert said.endswith("(`module.mean.mul_(0.5)`) with first=yes.")
     assert written_otherwise(ways[0], ways[1], ["count"], (ONE, OTHER)) == ""
+    twice = ran(partial(mine.averages_twice, module), Ran(buffers=lambda: places))
+    assert written_otherwise(ways[1], twice, ["count"], (ONE, OTHER)).endswith(
+        "(`module.count += 1`), once with parts=1 and twice with parts=2."
+    )
 
 
 def test_lines_of_build_that_set_a_buffer_in_one_way_are_told(mine: ModuleType) -> None:

@@ -1,0 +1,48 @@
+"""Which statements read what another one makes under a local name, so that it is seen where a value goes nowhere.
+
+*Verifies*: that no other statement of the trainer's own reads the name, in the same call or with the same value in
+another one, until it is made anew. *Does not verify*: what is read behind an operation, or by foreign code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardproof.trainer.lines import BEGINS, ENDS, Statement
+
+
+def read_by(row: Sequence[Statement], place: tuple[str, int]) -> str:
+    """What is said of a local value that a statement makes and that one other line reads, or none; empty of all others.
+
+    Args:
+        row: the statements of an operation on one rank. place: file and line of the statement.
+    """
+    readers, made = dict[tuple[str, int], None](), False
+    for at, statement in enumerate(row):
+        if statement.place != (*place, ENDS):
+            continue
+        for told in statement.values:
+            if not told.path.isidentifier() or told.owner >= 0:
+                return ""
+            made = True
+            readers |= dict.fromkeys(_readers(row[at + 1 :], told.path, told.owner, told.text, place))
+    if not made or len(readers) > 1:
+        return ""
+    if not readers:
+        return ", which no other line reads"
+    file, line = next(iter(readers))
+    return f", which {file}:{line} alone reads"
+
+
+def _readers(
+    row: Sequence[Statement], path: str, owner: int, text: str, place: tuple[str, int]
+) -> list[tuple[str, int]]:
+    """The statements that read a name until it is made anew."""
+    found = list[tuple[str, int]]()
+    for statement in row:
+        own = [told for told in statement.values if told.path == path and (told.owner == owner or told.text == text)]
+        if own and statement.kind == BEGINS and (statement.file, statement.line) != place:
+            found.append((statement.file, statement.line))
+        if statement.kind == ENDS and any(told.owner == owner for told in own):
+            break
+    return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from shardproof.trainer.lines import (
     BEHIND,
     CUT,
     ENDS,
+    RESULT,
     TENSOR,
     Name,
     OfRanks,
@@ -39,6 +41,9 @@ CLOSE = 2.0**-13
 
 MOST_ROWS = 256
 """Of a value in one way; with more, nobody looks for the row that is the same as another one."""
+
+MOST_BEHIND, MOST_LOOKED_AT = 3, 20
+"""Values that a sentence names which follow from the first that is not alike, and how many are looked at for it."""
 
 MOST_ALIKE = 3
 """Values that a sentence names which both ways have alike."""
@@ -75,28 +80,39 @@ class _Apart(NamedTuple):
     alike: Mapping[str, tuple[_Values, _Values]]
 
 
+class Where(NamedTuple):
+    """A statement that both ways run. place: its file and line. path: of a value. reads: whether it reads it, or makes
+    it."""
+
+    place: tuple[str, int]
+    path: str
+    reads: bool
+
+
 def first_apart(
-    one: OfRanks, other: OfRanks, names: tuple[str, str], near: float = CLOSE, leave: Collection[Name] = ()
-) -> tuple[str, tuple[str, int] | None]:
-    """A sentence on the first value that two ways do not have alike, with file and line of the statement that reads or
-    makes it in both; empty, and None, where there is none that is known.
+    one: OfRanks, other: OfRanks, names: tuple[str, str], near: float = CLOSE, leave: Collection[Name] = (),
+    when: str = "this step",
+) -> tuple[str, Where | None]:  # fmt: skip
+    """A sentence on the first value that two ways do not have alike, with the statement that reads or makes it in both;
+    empty, and None, where there is none that is known.
 
     Args:
         one, other: what ran in the step in which they part. names: of both ways, such as `with accumulate=1`. near: the
             share of a number by which rounding may make it another one. leave: what is another one whenever it is made.
+            when: the operation.
     """
     if any(row and row[-1].kind == CUT for way in (one, other) for row in map(unpacked, way.values())):
         return "", None
     ways = _seen(one), _seen(other)
-    found = next(_apart(*ways, near, frozenset(leave)), None)
+    every = _apart(*ways, near, frozenset(leave))
+    found = next(every, None)
     if found is None:
         return "", None
     first, second = ((each.statement.file, each.statement.line) for each in (found.one, found.other))
-    told = f"{_sentence(found, names, near)}{_mixed(*ways, near)}"
-    return told, first if first == second else None
+    told = f"{_sentence(found, names, near, when)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
+    return told, Where(first, found.site.path, reads=found.site.kind == BEGINS) if first == second else None
 
 
-_BACKWARD = re.compile(r"\.backward\(")
 _CUTS = re.compile(r"\b(detach_?|no_grad|inference_mode|requires_grad_?|stop_gradient|set_grad_enabled)\b|\.data\b")
 """Statements behind which no gradient flows."""
 
@@ -107,16 +123,20 @@ def value_alike(one: OfRanks, other: OfRanks, names: tuple[str, str], near: floa
     ways = _seen(one), _seen(other)
     for site, mine in ways[0].items():
         its = ways[1].get(site)
-        if site.kind != BEGINS or not _BACKWARD.search(mine.statement.text) or its is None:
+        name = re.escape(site.path)
+        begins = re.search(rf"(^|\(){name}\)?\.backward\(|backward\({name}\)", mine.statement.text)
+        if site.kind != BEGINS or its is None or not begins:
             continue
-        if len(mine.outlines) != len(its.outlines) or not _held(mine, its, near):
+        calls = [len(way.outlines) / len(way.last) for way in (mine, its)]
+        if calls[0] != calls[1] or not _held(mine, its, near):
             return ""
         cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
         told = [f"{name}, {' and '.join(lines[:MOST_ALIKE])}" for name, lines in zip(names, cut, strict=True) if lines]
         more = f" Lines that run in one way alone, and let no gradient through: {'; '.join(told)}." if told else ""
         return (
-            f"`{site.path}` is alike in both ways where {mine.statement.shown()} reads it, and the gradients that this "
-            f"leaves are not: they flow through other values.{more}"
+            f"`{site.path}` is alike in both ways where {mine.statement.shown()} reads it, and the gradients are not "
+            "that come of it: look at what lets them through, at the backward, and at what is done to them behind it."
+            f"{more}"
         )
     return ""
 
@@ -131,8 +151,7 @@ def _cutting(ran: OfRanks, other: OfRanks) -> list[str]:
 def _apart(one: _Way, other: _Way, near: float, leave: frozenset[Name]) -> Iterator[_Apart]:
     """The values that two ways do not have alike, in the order in which they come first in the one."""
     there = {(site.file, site.line) for site in one}, {(site.file, site.line) for site in other}
-    last = {site.path: site for site in other if site.kind == ENDS and (site.file, site.line) not in there[0]}
-    mine = {site.path: site for site in one if site.kind == ENDS and (site.file, site.line) not in there[1]}
+    last, mine = (_made_alone(way, places) for way, places in ((other, there[0]), (one, there[1])))
     for site, values in one.items():
         its = other.get(last[site.path] if mine.get(site.path) == site and site.path in last else site)
         if its is None or (site.file, site.line, site.path) in leave or _is_added_to(site, one):
@@ -177,6 +196,13 @@ def _is_added_to(site: _Site, way: _Way) -> bool:
     return site.kind == BEGINS and site._replace(kind=ENDS) in way
 
 
+def _made_alone(way: _Way, there: Collection[tuple[str, int]]) -> dict[str, _Site]:
+    """The places where one way alone makes a value last, by its path; that of a call's result only if it is the one."""
+    sites = [site for site in way if site.kind == ENDS and (site.file, site.line) not in there]
+    returns = {(site.file, site.line) for site in sites if site.path.startswith(RESULT)}
+    return {site.path: site for site in sites if len(returns) == 1 or not site.path.startswith(RESULT)}
+
+
 def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tuple[str, tuple[_Values, _Values]]]:
     for read, values in one.items():
         its = other.get(read)
@@ -186,18 +212,24 @@ def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tu
 
 
 def _seen(ran: OfRanks) -> dict[_Site, _Values]:
-    """The tensors that statements read and made, in order; of a path, all that have as many dimensions, or nothing."""
+    """The tensors that statements read and made, in order; of a value that a statement adds to, what it added. Nothing
+    of a path under which there was one that nobody knows."""
     found: dict[_Site, _Values] = {}
     unknown = set[_Site]()
     for rank in sorted(ran):
         outlines = outlines_of(ran[rank])
-        before = dict[_Site, str]()
+        before, read = dict[_Site, str](), dict[tuple[str, int, str, int], Outline]()
         for statement in unpacked(ran[rank]):
             for told in statement.values if statement.kind in (BEGINS, ENDS) and statement.file else ():
                 if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
                     continue
                 site = _Site(statement.file, statement.line, statement.kind, told.path)
                 outline = outlines.get(told.text) or _of_number(told.text)
+                added_to = (site.file, site.line, site.path, told.owner)
+                if outline is not None and statement.kind == BEGINS and _adds(statement.text, told.path):
+                    read[added_to] = outline
+                elif outline is not None and added_to in read:
+                    outline = _added(read.pop(added_to), outline)
                 if outline is None:
                     unknown.add(site)
                 elif (
@@ -226,6 +258,20 @@ class SideBySide:
         return mine is not None and its is not None and _held(mine, its, CLOSE) is True
 
 
+def _adds(text: str, path: str) -> bool:
+    """Whether a statement adds to a value, as `total = total + part` does."""
+    name = re.escape(path)
+    return bool(re.match(rf"{name}\s*(\+=|-=|=\s*{name}\s*[-+])", text) or re.match(rf"{name}\s*=.*\+\s*{name}$", text))
+
+
+def _added(before: Outline, after: Outline) -> Outline:
+    """What a statement adds to a value that it reads, as to a sum that begins anew with each micro-batch."""
+    if before.shape != after.shape:
+        return after
+    with np.errstate(all="ignore"):
+        return Outline(after.shape, after.numbers - before.numbers)
+
+
 def _of_number(text: str) -> Outline | None:
     """The outline of a tensor with one element."""
     try:
@@ -250,6 +296,9 @@ def _held(mine: _Values, its: _Values, near: float) -> bool | None:
         return True
     if shapes[0] == shapes[1]:
         return False
+    sizes = [(sum(map(len, way)), {each.shape[1] for each in way}) for way in ways]
+    if sizes[0] == sizes[1] and len(sizes[0][1]) == 1:
+        return False  # nothing is filled up
     turned = [[each.T for each in way] for way in ways]
     flat = [[np.concatenate([each[each != 0] for each in way])[:, None]] for way in ways]
     return _rows_held(turned, close) or _rows_held(flat, close)
@@ -316,7 +365,7 @@ def _taken(row: Numbers, rows: Numbers, left: npt.NDArray[np.bool_], close: _Clo
     return bool(len(same))
 
 
-def _sentence(found: _Apart, names: tuple[str, str], near: float) -> str:
+def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str) -> str:
     site, one, other, alike = found
     verb = "reads" if site.kind == BEGINS else "makes"
     if (one.statement.file, one.statement.line) == (other.statement.file, other.statement.line):
@@ -326,9 +375,20 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float) -> str:
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
     out = f" out of what is alike, {' and '.join(told)}" if told and site.kind == ENDS else ""
     return (
-        "Of all tensors that your lines read and make in this step, each with all of its times on all ranks together, "
-        f"the first that is not alike is `{site.path}`{_how(one.outlines, other.outlines, names, near)}: {where}{out}."
+        f"The first tensor of your own lines that is not alike, taken over all calls and ranks of {when}, is "
+        f"`{site.path}`{_how(one.outlines, other.outlines, names, near)}: {where}{out}."
     )
+
+
+def _trail(first: _Apart, others: Iterator[_Apart], names: tuple[str, str], near: float) -> str:
+    """What is made otherwise after the first value that is, each once, with a space in front."""
+    told, known = list[str](), {first.site.path}
+    for each in islice((one for one in others if one.site.kind == ENDS), MOST_LOOKED_AT):
+        if each.site.path not in known and not each.site.path.startswith(RESULT) and len(told) < MOST_BEHIND:
+            known.add(each.site.path)
+            how = _how(each.one.outlines, each.other.outlines, names, near)
+            told.append(f"`{each.site.path}`{how} ({each.one.statement.shown()})")
+    return f" Behind it follow {'; '.join(told)}." if told else ""
 
 
 def _longer(both: tuple[_Values, _Values], names: tuple[str, str]) -> str:
@@ -352,24 +412,24 @@ def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str]
             f"{_few(way, together=len(mine) != len(its))} {name}" for way, name in zip((mine, its), names, strict=True)
         ]
         return f", {' and '.join(told)}"
-    if [each.shape for each in mine] != [each.shape for each in its]:
+    shapes = [[each.shape for each in way] for way in (mine, its)]
+    if shapes[0] != shapes[1] or len({shape[1:] for shape in shapes[0]}) > 1:
         return ""
     one, other = (np.concatenate([each.numbers.reshape(len(each.numbers), -1) for each in way]) for way in (mine, its))
     with np.errstate(all="ignore"):
         ratios = other / one
     for by, each in (("column", ratios), ("row", ratios.T)):
-        if (
-            each.shape[1] <= MOST_SHOWN
-            and np.isfinite(each).all()
-            and np.allclose(each, each[0], rtol=max(near, CLOSE))
-        ):
-            factors = [f"{factor:.4g}" for factor in each[0]]
+        constant = bool(np.isfinite(each).all()) and np.allclose(each, each[0], rtol=max(near, CLOSE))
+        if each.shape[1] <= MOST_SHOWN and constant:
+            factors = [f"{factor + 0.0:.4g}" for factor in each[0]]
             if len({*factors}) == 1:
                 return f", {factors[0]} times as large {names[1]}"
             return f", {', '.join(factors)} times as large {names[1]}, {by} by {by}"
-    scale = _scale([one, other])
-    apart = int((~_close(one, other, near, scale)).any(axis=1).sum())
-    return f", in {apart} of {len(one)} rows" if 0 < apart < len(one) else ""
+    apart = int((~_close(one, other, near, _scale([one, other]))).any(axis=1).sum())
+    again = [len(rows) - len(np.unique(rows, axis=0)) for rows in (one, other)]
+    twice = [f", of which {number} come again {name}" for number, name in zip(again, names, strict=True) if number]
+    some = f", in {apart} of {len(one)} rows" if 0 < apart < len(one) else ""
+    return f"{some}{twice[0]}" if len(twice) == 1 and len(one) > 1 and one.shape[1] > 1 else some
 
 
 MOST_SHOWN = 8

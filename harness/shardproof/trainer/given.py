@@ -126,7 +126,7 @@ def other_data(given: Given, step: int, steps: Mapping[int, Given]) -> str:
             if seen == given[rank]:
                 who = "it" if other == rank else f"rank {other}"
                 return f"{told} {who} was given in step {number} of the uninterrupted run{_so(number, step)}."
-    if part := _in_part(given[rank], steps):
+    if part := _in_part(given[rank], own[rank], steps):
         calls, due = (len(each) if isinstance(each, tuple) else 0 for each in (given[rank], own[rank]))
         count = f"; the model was called {calls} times in it, and {due} in that run" if calls != due else ""
         return f"{told.removesuffix(' what')} {part}{count}."
@@ -147,10 +147,10 @@ def numbers_of_loaders(found: Iterable[Difference]) -> str:
     return f"Not alike besides: {'; '.join(few)}." if few else ""
 
 
-def _in_part(given: Hashable, steps: Mapping[int, Given]) -> str:
+def _in_part(given: Hashable, own: Hashable, steps: Mapping[int, Given]) -> str:
     """Where the uninterrupted run has what a step was given first, of one that calls its model several times; empty
-    where it has it nowhere, or the model was called once."""
-    if not isinstance(given, tuple) or not given:
+    where it has it nowhere, the model was called once, or it was given the same first."""
+    if not isinstance(given, tuple) or not given or (isinstance(own, tuple) and own[:1] == given[:1]):
         return ""
     for number, ranks in sorted(steps.items()):
         for seen in ranks.values():

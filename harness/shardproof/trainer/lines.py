@@ -46,6 +46,9 @@ parameters or gradients, with a digest of all of them; that what ran behind it i
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
 """What becomes of a parameter while a statement runs; of a gradient that was not there, that was, and that goes."""
 
+RESULT = "its result"
+"""The path of what a `return` comes to."""
+
 BUFFERS = "buffers"
 """The path of what is told of the buffers that a statement wrote, which stand under it by name."""
 

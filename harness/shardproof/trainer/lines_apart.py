@@ -259,6 +259,29 @@ def followed(
     return told + followed(apart, ways, moments, rank, *then, depth + 1)
 
 
+def who_set(
+    rows: Sequence[Sequence[Statement]],
+    place: tuple[str, int],
+    path: str,
+    names: tuple[str, str],
+    moments: tuple[Sequence[Moment], Sequence[Moment]],
+) -> str:
+    """Who set what a statement reads otherwise in two ways for the first time, with a space in front; empty where that
+    is not known.
+
+    Args:
+        rows: what ran on the first rank. place: file and line of the statement. path: of what it reads.
+    """
+    begins = [[at for at, each in enumerate(row) if each.place == (*place, BEGINS)] for row in rows]
+    for at in zip(*begins, strict=False):
+        one, other = (next((told for told in row[number].values if told.path == path), None)
+                      for row, number in zip(rows, at, strict=True))  # fmt: skip
+        if one is not None and other is not None and one.text != other.text:
+            ways = f"the run {names[0]}", f"the run {names[1]}"
+            return followed((one, other), ways, moments, 0, (at[0], at[1]))
+    return ""
+
+
 def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, depth: int = 0) -> str:
     """Out of what a statement set a value that it did no more than pass on, and who had set that, with a comma in
     front; empty of all others.

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from shardproof.diff import Difference
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_MODULES
-from shardproof.trainer.first_apart import CLOSE, first_apart, value_alike
+from shardproof.trainer.first_apart import CLOSE, Where, first_apart, value_alike
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
-from shardproof.trainer.lines import Moment
+from shardproof.trainer.lines import Moment, unpacked
+from shardproof.trainer.lines_apart import who_set
 from shardproof.trainer.lines_of_ranks import built_otherwise, scaled_by_ranks, touch_alone, written_otherwise
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rounding import PARAMS
@@ -23,10 +24,13 @@ from shardproof.trainer.telling import paragraphs
 def lines_of(
     judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], near: float,
     wrong: Sequence[Difference], *, gradients: bool,
-) -> tuple[str, bool]:  # fmt: skip
-    """Which of the trainer's own lines two ways do not run alike, when they are built and in the step in question, and
-    whether it is known which of them makes a value first that is not alike.
-    near: what counts as rounding. wrong: the differences. gradients: whether a backward leaves other ones."""
+) -> tuple[str, str]:  # fmt: skip
+    """Two texts on the trainer's own lines: which of them makes a value first that two ways do not have alike, and
+    which they do not run alike, when they are built and in the step in question.
+
+    Args:
+        near: what counts as rounding. wrong: the differences. gradients: whether a backward leaves other ones.
+    """
     both = session, judging.whole
     built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {} for each in both]
     ways = f"with {names[0]}", f"with {names[1]}"
@@ -35,21 +39,27 @@ def lines_of(
                   for each, last in zip(both, ops, strict=True))  # fmt: skip
     leave = never_the_same(judging)
     modules = list(dict.fromkeys(each.key.fqn for each in wrong if each.key.role in OF_MODULES))
+    of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
+    if one[-1].op.kind != "step":
+        return "", of_build
+    where: Where | None = None
 
-    known = False
+    def of_first() -> str:
+        nonlocal where
+        told, where = first_apart(*step, ways, near or CLOSE, leave)
+        if where and where.reads:
+            told += who_set([unpacked(way[0]) for way in step], where.place, where.path, ways, (one, other))
+        return told
+
+    first = judging.explained(of_first)
 
     def of_step() -> str:
-        nonlocal known
-        apart, place = first_apart(*step, ways, near or CLOSE, leave)
-        known = bool(apart)
-        alike = value_alike(*step, ways, near or CLOSE) if gradients and not apart else ""
         written = written_otherwise(step[0][0], step[1][0], modules, ways) if 0 in step[0].keys() & step[1] else ""
-        lines = of_two_ways(*step, ways, moments=(one, other), until=place)
-        return paragraphs(apart, alike, scaled_by_ranks(step[1]), written, lines)
+        lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
+        alike = value_alike(*step, ways, near or CLOSE) if gradients and not first else ""
+        return paragraphs(alike, scaled_by_ranks(step[1]), written, lines)
 
-    told = judging.explained(of_step) if one[-1].op.kind == "step" else ""
-    of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
-    return paragraphs(told, of_build), known
+    return first, paragraphs(judging.explained(of_step), of_build)
 
 
 def lines_of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
@@ -79,4 +89,11 @@ def lines_of_build(judging: Judging, ops: tuple[int, int], names: tuple[str, str
     if one is None or other is None:
         return ""
     ways, told = (f"with {names[0]}", f"with {names[1]}"), [each.key.fqn for each in wrong]
-    return judging.explained(lambda: built_otherwise(one, other, told, ways))
+    ran = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
+    return judging.explained(
+        lambda: paragraphs(
+            built_otherwise(one, other, told, ways),
+            first_apart(*ran, ways, CLOSE, never_the_same(judging), "`build`")[0],
+            of_two_ways(*ran, ways, "of `build`"),
+        )
+    )

@@ -106,7 +106,7 @@ def that_decide(ran: OfRanks, what: str) -> str:
     return f"In `{what}`, {'; '.join(lines[:MOST_SETS])}." if lines else ""
 
 
-MOST_LINES = 8
+MOST_LINES = 12
 """Statements of two ways that a sentence names."""
 
 _TELLING = re.compile(

@@ -233,17 +233,19 @@ def _said(
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     used = all(_used_rates(judging, op) for op in ops)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
-    measured = (
+    causes = (
         recomputed_apart(one, other, ways, near),
+        _rows(judging, session, ops, names) or _order(judging, session, ops, names) or _samples(judging, ops, names),
+    )
+    measured = (
         reached_apart(judging.gradients.get(ops[0], {}), judging.gradients.get(ops[1], {}), names),
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         grouped_apart(judging.at(ops[0]), judging.at(ops[1]), names, settings=GROUPED[: 1 if used else 2]),
         _how_often(judging, session, ops, names),
-        _rows(judging, session, ops, names) or _order(judging, session, ops, names) or _samples(judging, ops, names),
         "" if counts_alone else _weighed(judging, ops, names, near or NEAR),
         "" if counts_alone else _backward(judging, ops, names, near or NEAR),
     )
-    pointed = not any(measured)  # what may have made it is told where nothing was measured that did
+    pointed = not any((*causes, *measured))  # what may have made it is told where nothing was measured that did
     apart = (
         wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
@@ -253,11 +255,13 @@ def _said(
         _older(judging, session, ops, names, wrong) or rates or (parted if pointed and not counts_alone else ""),
         _shared(judging, session, ops, names, wrong),
     )
-    gradients = not measured[0] and _lengths_apart(judging, ops, near or NEAR)
-    lines, known = lines_of(judging, session, ops, names, near, wrong, gradients=gradients)
-    if judging.between and (known or measured[0]):
+    gradients = not causes[0] and _gradients_apart(judging, ops, wrong, near or NEAR)
+    first, lines = lines_of(judging, session, ops, names, near, wrong, gradients=gradients)
+    if judging.between and (first or causes[0]):
         judging.between = replace(judging.between, known=True)
     return paragraphs(
+        " ".join(filter(None, causes)),
+        first,
         " ".join(filter(None, (*measured, _not_finite(judging, ops, names, wrong)))),
         " ".join(filter(None, apart)),
         side_by_side(judging, session, ops, names),
@@ -281,11 +285,15 @@ def _weighed(judging: Judging, ops: tuple[int, int], names: tuple[str, str], nea
     return weighed_apart(mine, its, names, common=common)
 
 
-def _lengths_apart(judging: Judging, ops: tuple[int, int], near: float) -> bool:
-    """Whether a backward is known to leave gradients of another length, or of other parameters, in one of two ways."""
+def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Difference], near: float) -> bool:
+    """Whether a backward leaves gradients of another length in one of two ways or, of other numbers of ranks, whether
+    parameters come out otherwise."""
     one, other = (judging.measured.get(op, {}) for op in ops)
     shapes = [{name: judging.at(op)[name].shape for name in judging.at(op) if name[0] == PARAMS} for op in ops]
-    return bool(one and other) and shapes[0] == shapes[1] and not same_lengths(one, other, near)
+    if not one or not other or shapes[0] != shapes[1]:
+        return False
+    apart = not same_lengths(one, other, near)
+    return apart if len(one) == len(other) else any(each.key.role == PARAMS for each in wrong)
 
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:

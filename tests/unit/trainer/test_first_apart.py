@@ -16,7 +16,7 @@ import torch
 from line_cases import ran, written
 from shardproof.trainer import first_apart as module
 from shardproof.trainer.first_apart import value_alike
-from shardproof.trainer.lines import BUFFERS, touched
+from shardproof.trainer.lines import BUFFERS, RESULT, touched
 from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.outlines import MOST_NUMBERS, outline_of
@@ -135,7 +135,7 @@ def test_padding_makes_something_else_where_it_is_not_masked(mine: ModuleType) -
     assert first_apart(masked[0], masked[1], (ONE, OTHER)) == ""
     bare = [of(partial(mine.total, rows, 1, False)) for rows in (ROWS, longer)]
     said = first_apart(bare[0], bare[1], (ONE, OTHER))
-    assert "the first that is not alike is `summed`, 109.714 with parts=1 and 117.714 with parts=2: mine.py:" in said
+    assert "of this step, is `summed`, 109.714 with parts=1 and 117.714 with parts=2: mine.py:" in said
     assert "(`summed = (scores * mask).sum()`) makes it out of what is alike, " in said
     assert "`scores` (whose rows go on, and not with zeros, with parts=2)" in said
 
@@ -144,7 +144,7 @@ def test_rows_of_a_step_may_come_in_any_order(mine: ModuleType) -> None:
     ways = [of(partial(mine.total, rows, 2, True)) for rows in (ROWS, ROWS.flip(0))]
     assert first_apart(ways[0], ways[1], (ONE, OTHER)) == ""
     other = of(partial(mine.total, ROWS.flip(1), 2, True))
-    assert "the first that is not alike is `rows`" in first_apart(ways[0], other, (ONE, OTHER))
+    assert "of this step, is `rows`" in first_apart(ways[0], other, (ONE, OTHER))
 
 
 def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) -> None:
@@ -161,7 +161,7 @@ def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) ->
 def test_a_sum_beside_a_mean_is_told(mine: ModuleType) -> None:
     ways = [of(partial(mine.mixes, ROWS, torch.tensor(24.0), parts)) for parts in (1, 2)]
     said = first_apart(ways[0], ways[1], (ONE, OTHER))
-    assert "the first that is not alike is `loss`" in said
+    assert "of this step, is `loss`" in said
     assert said.endswith(
         "(`loss = share + penalty`) reads `share`, of which the sum over all calls and ranks is alike in both ways, "
         "beside `penalty`, of which the mean is."
@@ -191,7 +191,7 @@ def test_what_is_never_alike_is_left_out(mine: ModuleType) -> None:
     ways = [of(partial(mine.choose, ROWS, torch.full((6,), factor), True)) for factor in (1.0, 3.0)]
     site = next(iter(first_apart(ways[0], ways[1], (ONE, OTHER)).split("`")[1:2]))
     assert site == "factors"
-    leave = {("mine.py", line, path) for line in range(60) for path in ("factors", "gains")}
+    leave = {("mine.py", line, path) for line in range(60) for path in ("factors", "gains", RESULT)}
     assert first_apart(ways[0], ways[1], (ONE, OTHER), leave=leave) == ""
 
 

@@ -107,7 +107,9 @@ def _told(value: Any, left: Iterator[int]) -> str:
     if type(value) in (str, bytes):
         return _shortened(repr(value))
     if isinstance(value, torch.Tensor):
-        return _of_tensor(value)
+        return f"DTensor {_of_tensor(value)}" if isinstance(value, DTensor) and _of_tensor(value) else _of_tensor(value)
+    if isinstance(value, (np.ndarray, np.number)):
+        return _of_array(value)
     if isinstance(value, torch.Generator):
         return f"generator {digest(bytes(value.get_state().tolist()))}"
     if type(value) not in (list, tuple, dict, OrderedDict, set, frozenset, deque):
@@ -143,6 +145,16 @@ def _of_tensor(value: torch.Tensor) -> str:
     if value.numel() <= MOST_SHOWN and value.dtype in _FORMATS:
         few = f"[{', '.join(f'{number:.6g}' for number in np.frombuffer(data, _FORMATS[value.dtype]))}] "
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {few}{digest(data)}"
+
+
+def _of_array(value: npt.NDArray[Any] | np.number[Any]) -> str:
+    """The same of an array of numbers, or of one number of numpy's."""
+    if value.dtype.kind not in "fiub" or not 0 < value.nbytes <= MOST_BYTES:
+        return ""
+    if value.ndim == 0:
+        return repr(value.item())
+    few = f"[{', '.join(f'{number:.6g}' for number in value.ravel())}] " if value.size <= MOST_SHOWN else ""
+    return f"{value.dtype} {value.shape} {few}{digest(value.tobytes())}"
 
 
 def bytes_of(value: torch.Tensor) -> bytes:

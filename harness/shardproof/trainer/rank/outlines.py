@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from base64 import b85encode
 from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shardproof.trainer.rank.looked_up import bytes_of, numbers_of
@@ -14,16 +16,16 @@ MOST_NUMBERS = 256
 """Of an outline; a tensor that would have more has none."""
 
 
-def outline_of(value: torch.Tensor) -> str:
-    """The elements of a tensor of one or two dimensions or, of one with more, the sums over all dimensions behind the
-    second, as 32-bit numbers in base 85; empty where there are none or too many, or they cannot be read.
+def outline_of(value: torch.Tensor | npt.NDArray[Any]) -> str:
+    """The elements of a tensor or an array of one or two dimensions or, of one with more, the sums over all dimensions
+    behind the second, as 32-bit numbers in base 85; empty where there are none or too many, or they cannot be read.
 
     Source: `shardproof.trainer.first_apart`, which reads it.
     """
     shape = tuple(value.shape)
-    if not value.numel() > 1 or not prod(shape[:2]) <= MOST_NUMBERS:
+    if prod(shape) < 2 or prod(shape[:2]) > MOST_NUMBERS:
         return ""
-    numbers = numbers_of(value, bytes_of(value))
+    numbers = value if isinstance(value, np.ndarray) else numbers_of(value, bytes_of(value))
     if numbers is None:
         return ""
     with np.errstate(all="ignore"):

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -41,6 +42,7 @@ from shardproof.trainer.lines import (
     MADE,
     NO_PLACE,
     RATE,
+    RESULT,
     TOUCHES,
     WRITTEN,
 )  # fmt: skip
@@ -74,6 +76,9 @@ MOST_FACTORS = 2
 
 MOST_PARAMETERS = 200
 """Of more, nobody looks which statement changes them."""
+
+MOST_RESULTS = 4
+"""Tensors in a tuple that a call comes to."""
 
 MOST_OUTLINES = 400
 """Tensors of an operation of which an outline is kept."""
@@ -216,8 +221,8 @@ class Ran:
 
     def outline(self, text: str, value: object) -> None:
         """Keep the outline of a tensor, by the text that tells it."""
-        if type(value) in (torch.Tensor, nn.Parameter) and text not in self.outlines:
-            assert isinstance(value, torch.Tensor)
+        if type(value) in (torch.Tensor, nn.Parameter, np.ndarray) and text not in self.outlines:
+            assert isinstance(value, (torch.Tensor, np.ndarray))
             if len(self.outlines) < MOST_OUTLINES and (outline := outline_of(value)):
                 self.outlines[text] = outline
 
@@ -320,7 +325,7 @@ class _InFrame:
         begins, compiles = time.perf_counter(), _DYNAMO.set_eval_frame(None)
         try:
             self.ran.look()
-            self._note(frame, event)
+            self._note(frame, event, arg)
         except Exception:  # an object of the trainer's that cannot be looked at: nothing of ours may end its run
             self.ran.end()
         finally:
@@ -332,13 +337,16 @@ class _InFrame:
             del self.ran.stack[self.ran.stack.index(self) :]
         return self.traced
 
-    def _note(self, frame: FrameType, event: str) -> None:
+    def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if event not in ("line", "return"):
             return
         following = self.statements.get(frame.f_lineno) if event == "line" else None
         if following is not None and following is self.now and following.last > following.line:
             return  # another line of the same
-        if self.now is not None and self.place and self.makes and (self.now.makes or self.now.may_change):
+        if event == "return" and self.now is not None and self.place and self.now.text.startswith("return "):
+            if results := self._results(arg):
+                self.ran.told.append((self.place, ENDS + self.goes_on, results))
+        elif self.now is not None and self.place and self.makes and (self.now.makes or self.now.may_change):
             changed = [one for one in self._values(self.now.may_change, frame) if one not in self.read]
             made = self._values(self.now.makes, frame)
             if self.now.makes or changed:
@@ -349,6 +357,17 @@ class _InFrame:
             self.ran.collectives.setdefault(self.place, []).append(set())
             self.read = self._read(self.now.reads, frame)
             self.ran.told.append((self.place, BEGINS + self.goes_on, self.read))
+
+    def _results(self, returned: Any) -> list[tuple[str, str, int]]:
+        """The tensors that a call comes to, each as [path, text, owner]."""
+        several = type(returned) is tuple and len(returned) <= MOST_RESULTS
+        found = list[tuple[str, str, int]]()
+        for number, value in enumerate(returned if several else (returned,)):
+            said = told(value) if isinstance(value, torch.Tensor) else ""
+            if said:
+                self.ran.outline(said, value)
+                found.append((f"{RESULT}{f' {number + 1}' * several}", said, self.owner))
+        return found
 
     def _values(self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType) -> list[tuple[str, str, int]]:
         found, names = list[tuple[str, str, int]](), frame.f_locals if paths else {}

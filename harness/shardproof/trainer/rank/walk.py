@@ -125,6 +125,9 @@ def walk(roots: Mapping[str, object], named: Collection[str] = ()) -> Walk:
     return _without_what_owners_hold(_walk(roots, named, owners)) if owners else found
 
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
 def _walk(roots: Mapping[str, object], named: Collection[str], owners: frozenset[int]) -> Walk:
     """The walk, which comes to owners, by identity, when there is nothing else left."""
     found = Walk()
@@ -134,13 +137,14 @@ def _walk(roots: Mapping[str, object], named: Collection[str], owners: frozenset
     later: deque[Met] = deque()
     while queue or later:
         here = queue.popleft() if queue else later.popleft()
-        if id(here.value) in seen:
+        plain = type(here.value) in _PLAIN  # two names for one number are no more than for two numbers that are equal
+        if id(here.value) in seen and not plain:
             if here.kind in (MODULE, OPTIMIZER, SCHEDULER) and here.depth <= DEEPEST_AGAIN:
                 found.again.setdefault(id(here.value), []).append(here.path)
             continue
         seen.add(id(here.value))
         found.met.append(here)
-        if len(seen) > MOST_OBJECTS:
+        if len(found.met) > MOST_OBJECTS:
             found.cut.append(here.path)
             break
         for child in _entered(here, found):

@@ -200,6 +200,21 @@ def repeats(steps: Mapping[int, Given]) -> str:
     return ""
 
 
+def always_the_same(steps: Mapping[int, Given]) -> str:
+    """A note on data of which every step is given the same; empty where it is not, or of few steps."""
+    seen = [tuple(sorted(steps[number].items())) for number in sorted(steps)]
+    if len(seen) <= LEAST_STEPS or not seen[0] or len({*seen}) > 1:
+        return ""
+    return (
+        f"all {len(seen)} steps are given the same data, though they come from a loader or a generator: look at where "
+        "it begins anew, and at what shuffles it"
+    )
+
+
+LEAST_STEPS = 2
+"""So few steps may be given the same by chance."""
+
+
 def data_apart(one: Mapping[Name, Value], other: Mapping[Name, Value], ways: tuple[str, str]) -> str:
     """A sentence on the first tensor of data that two ways do not have alike, also one that every rank has for itself;
     empty where there is none.

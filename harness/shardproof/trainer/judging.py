@@ -29,6 +29,7 @@ from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without
 from shardproof.trainer.given import (
     UNKNOWN,
     Given,
+    always_the_same,
     by_values,
     elements_by_op,
     given_by_op,
@@ -437,6 +438,10 @@ class Judging:
         """A note on data that a session is given again in the same order."""
         ways = (self._given_to_the_model, self._given_by_name)
         return next(filter(None, (repeats(_of_steps(session, given)) for given in ways)), "")
+
+    def same_data(self) -> str:
+        """A note on a loader or a generator of which all steps of the uninterrupted run are given the same."""
+        return always_the_same(_of_steps(self.whole, self._given_to_the_model)) if self.loads_data else ""
 
     def _given_to_the_model(self, op: int) -> Given:
         return self.given.get(op, {})

@@ -277,7 +277,7 @@ def _set_by(
                 also = f"`{other}` is " if other != path else ""
                 values = f"{shown(each.text)} {names[0]} and {also}{shown(second.text)} {names[1]}"
                 told[each.path] = f" There `{path}` is {values}.{who}"
-    return "".join([*told.values()][:MOST_SETTERS])
+    return "".join([*dict.fromkeys(told.values())][:MOST_SETTERS])
 
 
 def _reads_apart(mine: Sequence[Told], its: Sequence[Told], names: tuple[str, str]) -> Iterator[tuple[Told, Told]]:

@@ -174,14 +174,19 @@ def _of_groups(between: Between) -> str:
 SORTED = ", and at what sorts parameters into groups"
 
 
+MOST_MODULES = 2
+"""Of which all parameters are named together."""
+
+
 def in_common(names: Sequence[str], others: Sequence[str]) -> str:
     """In brackets, what names have in common and no other has: a last word, or a module; or else the names."""
     last = {name.rpartition(".")[2] for name in names}
     first = {name.partition(".")[0] for name in names}
     if len(last) == 1 and len(names) > 1 and not any(name.rpartition(".")[2] in last for name in others):
         return f" (all that are called {min(last)})"
-    if len(first) == 1 and len(names) > 1 and not any(name.partition(".")[0] in first for name in others):
-        return f" (all of {min(first)})"
+    whole = not any(name.partition(".")[0] in first for name in others)
+    if len(first) <= MOST_MODULES and len(names) > len(first) and whole:
+        return f" (all of {' and '.join(sorted(first))})"
     return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
 
 

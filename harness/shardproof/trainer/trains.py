@@ -99,11 +99,8 @@ def trains(judging: Judging) -> None:
         why = why_each(undeclared, all_seen(judging, steps))
         notes += [never_moved(undeclared, params, why)] if undeclared else []
         behind = left_behind([judging.at(op) for op in (moments[0], *steps)])
-        notes += [
-            *([behind] if behind else []),
-            *([buffers_stay_zero(zero)] if zero else []),
-            *([again] if again else []),
-        ]
+        zeros = buffers_stay_zero(zero) if zero else ""
+        notes += [told for told in (behind, zeros, again, judging.same_data()) if told]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
         idle = _at_rate_zero(judging)

@@ -52,7 +52,7 @@ from shardproof.trainer.portrait import side_by_side
 from shardproof.trainer.rates import rates_apart, used_rates, used_rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
 from shardproof.trainer.samples import weighed_apart
-from shardproof.trainer.scaled import NEAR
+from shardproof.trainer.scaled import NEAR, in_common
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.updates import GROUPED, grouped_apart, how_often, stepped_apart
@@ -194,8 +194,12 @@ def _begin_apart(
     if first is None or first.kind != "build" or all(one.kind in PRESENCE for one in wrong):
         return ""
     judging.between = None  # what explains values speaks of steps
+    apart = sorted({one.key.fqn for one in wrong if one.key.role == PARAMS})
+    alike = sorted({name for role, name in judging.at(ops[1]) if role == PARAMS} - {*apart})
+    some = f"{len(apart)} of {len(apart) + len(alike)} parameters{in_common(apart, alike)} are apart."
     parts = (
         wording.begin_apart(wrong, *names),
+        some if apart and alike else "",
         wording.of_alike(wrong, *names, wording.NOT_MEASURED),
         arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
         _shared(judging, session, ops, names, wrong),

@@ -78,6 +78,17 @@ def clips(rows, clip):
         norm = clipped.norm()
     return rows
 
+def widths(factor):
+    for width in (2, 3):
+        part = torch.arange(1.0, 2.0 * width + 1).reshape(2, width) * torch.tensor([factor] * width)
+
+def shifted(rows, shift):
+    return rows[:, :-2], rows[:, shift : shift + 4]
+
+def targets(rows, shift):
+    given, wanted = shifted(rows, shift)
+    loss = (given - wanted).square().sum()
+
 def backward(weight, cut):
     if cut:
         held = weight.detach()
@@ -176,6 +187,26 @@ def test_what_is_made_column_by_column_is_the_same(mine: ModuleType) -> None:
     assert "makes `scaled`" in of_two_ways(ways[0], other, (ONE, OTHER))
 
 
+def test_what_a_call_comes_to_and_what_follows_is_told(mine: ModuleType) -> None:
+    ways = [of(partial(mine.targets, ROWS, shift)) for shift in (1, 2)]
+    said = first_apart(ways[0], ways[1], ("with shift=1", "with shift=2"))
+    assert "of this step, is `its result 2`, in 4 of 4 rows: mine.py:" in said or "is `its result 2`" in said
+    assert "(`return rows[:, :-2], rows[:, shift : shift + 4]`) makes it out of what is alike, `rows`" in said
+    assert "Behind it follow `wanted`" in said
+    assert "`loss`" in said
+
+
+def test_matrices_of_several_widths_under_one_name_are_no_error(mine: ModuleType) -> None:
+    ways = [of(partial(mine.widths, factor)) for factor in (1.0, 2.0)]
+    assert "is `part`" in first_apart(ways[0], ways[1], (ONE, OTHER))
+
+
+def test_rows_that_come_again_are_no_padding(mine: ModuleType) -> None:
+    again = torch.cat([ROWS[2:], ROWS[2:]])
+    ways = [of(partial(mine.total, rows, 1, True)) for rows in (ROWS, again)]
+    assert "is `rows`, in 2 of 4 rows, of which 2 come again with parts=2" in first_apart(*ways, (ONE, OTHER))
+
+
 def test_a_value_that_goes_nowhere_is_told(mine: ModuleType) -> None:
     ways = [of(partial(mine.clips, ROWS, clips)) for clips in (False, True)]
     said = of_two_ways(ways[0], ways[1], ("with clip=no", "with clip=yes"))
@@ -257,10 +288,11 @@ def test_a_conditional_expression_decides_and_what_both_read_alike_does_not(mine
         (torch.arange(6.0).reshape(2, 3).t(), [0, 3, 1, 4, 2, 5]),
         (torch.ones(2, 2, 3, dtype=torch.bfloat16), [3, 3, 3, 3]),
         (torch.tensor([True, False]), [1, 0]),
+        (np.arange(4.0), [0, 1, 2, 3]),
         (torch.tensor(1.0), []),
         (torch.zeros(MOST_NUMBERS + 1), []),
         (torch.zeros(2, 2, device="meta"), []),
     ],
 )
-def test_outlines_are_the_numbers_of_the_first_two_dimensions(value: torch.Tensor, numbers: list[float]) -> None:
+def test_outlines_are_the_numbers_of_the_first_two_dimensions(value: Any, numbers: list[float]) -> None:
     assert np.frombuffer(b85decode(outline_of(value)), np.float32).tolist() == numbers

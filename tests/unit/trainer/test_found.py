@@ -24,6 +24,7 @@ from shardproof.trainer.rank.found import Item, State
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.optimizers import Optimizer
 from shardproof.trainer.rank.pieces import Cut, Held, whole_tensor
+from shardproof.trainer.rank.walk import walk
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
@@ -103,6 +104,12 @@ def test_one_model_has_its_own_names_and_several_have_their_paths() -> None:
 def test_a_model_that_holds_the_other_is_the_topmost() -> None:
     state = State({"inner": (inner := bare(2, 1)), "outer": SimpleNamespace(model=nn.ModuleDict({"a": inner}))}, 0, 1)
     assert state.found == [Item("outer.model", "module", "ModuleDict, 1 parameter, 0 buffers")]
+
+
+def test_two_names_of_one_number_are_both_state() -> None:
+    best = 0.25 + 1
+    met = {each.path for each in walk({"best": best, "latest": best, "name": "a", "other": "a"}).met}
+    assert met == {"best", "latest", "name", "other"}
 
 
 def test_extra_state_of_a_module() -> None:

@@ -15,6 +15,7 @@ from shardproof.trainer.checkpoints import held_under, numbers_held
 from shardproof.trainer.counted import with_counted
 from shardproof.trainer.every_mesh import of_both
 from shardproof.trainer.given import (
+    always_the_same,
     by_values,
     data_apart,
     given_by_op,
@@ -70,6 +71,17 @@ def test_the_data_of_another_step_are_told_from_those_of_another_rank() -> None:
     )
     assert of_another_step({0: "b", 1: "b"}, 0, first, ways) == "", "ranks share data out otherwise"
     assert of_another_step({0: "x"}, 0, first, ways) == ""
+
+
+def test_the_first_of_several_calls_may_be_the_same() -> None:
+    steps = {0: {0: ("a", "b")}, 1: {0: ("c", "d")}}
+    assert "in no step" in other_data({0: ("a", "x")}, 0, steps)
+
+
+def test_a_loader_that_begins_anew_in_each_step_is_told() -> None:
+    assert always_the_same({step: {0: "a", 1: "b"} for step in range(4)}).startswith("all 4 steps are given the same")
+    assert always_the_same({0: {0: "a"}, 1: {0: "a"}}) == always_the_same({step: {} for step in range(4)}) == ""
+    assert always_the_same({step: {0: step} for step in range(4)}) == ""
 
 
 class Small(nn.Module):

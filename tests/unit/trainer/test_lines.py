@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 import torch
 from line_cases import ran, written
@@ -461,6 +462,8 @@ def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:
     [
         (3, "3"), ([1, "a", None], "list [1, 'a', None]"), (torch.tensor(0.5), "tensor 0.5"), (object(), ""),
         (torch.empty(2, device="meta"), ""), (torch.arange(6).reshape(2, 3).to_sparse(), ""), (nn.Linear(1, 1), ""),
+        (np.float64(0.5), "0.5"), (np.array(["a"]), ""), (np.zeros(0), ""),
+        (np.arange(3), "int64 (3,) [0, 1, 2] 20afc6f5c2aa"),
         ({"a": [1]}, "dict [tuple ['a', list [1]]]"), ([object()], ""), (list(range(101)), ""),
     ],
 )  # fmt: skip

@@ -224,6 +224,7 @@ def test_no_factor_is_made_of_noisy_gradients(seed: int, noise: float) -> None:
 
 def test_what_tensors_have_in_common() -> None:
     assert in_common(["a.bias", "b.bias"], ["a.weight"]) == " (all that are called bias)"
+    assert in_common(["a.bias", "a.weight", "b.weight"], ["c.weight"]) == " (all of a and b)"
     assert in_common(["a.bias", "a.weight"], ["b.bias"]) == " (all of a)"
     assert in_common(["a.bias", "b.weight"], ["b.bias"]) == " (a.bias, b.weight)"
 

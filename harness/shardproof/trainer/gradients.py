@@ -35,8 +35,10 @@ _SUSPECTS = {
 
 
 _COPIED = {
-    NONE: "and no gradient arrives there (`.grad` is None), so look at what copies gradients to them",
-    ZEROS: "whose gradients are all zeros, so look at what copies gradients to them",
+    NONE: "and no gradient arrives there (`.grad` is None): were modules replaced after the optimizer was built, or "
+    "does nothing copy gradients to them",
+    ZEROS: "whose gradients are all zeros: were modules replaced after the optimizer was built, or does nothing copy "
+    "gradients to them",
     GRADIENT: "which have gradients other than zero, so look at what copies them back",
     NOT_FINITE: "whose gradients are NaN or infinite, for which a loss scale skips a step",
 }
@@ -100,7 +102,8 @@ def reached_apart(first: OfParameters, own: OfParameters, names: tuple[str, str]
             what = "no gradient reaches" if its[lacking[0]] == NONE else "all gradients are zeros of"
             return (
                 f"With {other} {what} {one_or_many(lacking)} and with {way} some other than zero come: look at what "
-                "cuts the graph there, such as a `detach`, and at what the loss depends on."
+                "cuts the graph there, such as a `detach`, and at what the loss depends on; or, where none should "
+                "come, at what lets it through."
             )
     return ""
 

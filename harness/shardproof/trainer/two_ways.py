@@ -237,10 +237,8 @@ def _said(
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     used = all(_used_rates(judging, op) for op in ops)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)
-    causes = (
-        recomputed_apart(one, other, ways, near),
-        _rows(judging, session, ops, names) or _order(judging, session, ops, names) or _samples(judging, ops, names),
-    )
+    given = _rows(judging, session, ops, names) or _order(judging, session, ops, names) or _samples(judging, ops, names)
+    causes = (recomputed_apart(one, other, ways, near), _drawn_in_build(judging, session) if given else "", given)
     measured = (
         reached_apart(judging.gradients.get(ops[0], {}), judging.gradients.get(ops[1], {}), names),
         stepped_apart(judging.at(ops[0]), judging.at(ops[1]), names),
@@ -381,6 +379,16 @@ def _rows(judging: Judging, session: Session, ops: tuple[int, int], names: tuple
     return next(filter(None, told), "")
 
 
+def _drawn_in_build(judging: Judging, session: Session) -> str:
+    """That two ways leave `build` with other random states, which decide about what is drawn behind it."""
+    builds = [each.ops[0] for each in (session, judging.whole)]
+    if any(each.kind != "build" for each in builds):
+        return ""
+    both = of_both(*(judging.at(each.index) for each in builds))
+    told = ", ".join(sorted(name for _, name in both.drawn))
+    return f"The two leave `build` with another state of what draws random numbers: {told}." if told else ""
+
+
 def _order(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:
     """That a way was given the data of another step of the other's. ops: as in `_how_often`."""
     steps = [op.iteration for op in session.ops if op.kind == "step"]
@@ -409,7 +417,7 @@ def _samples(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> 
     draws = judging.explained(lambda: drawn_by_ranks(moments)) if len(rows) > 1 else ""
     return (
         f"{lacking} of the {one.total()} samples that the ranks are given in this step with {names[0]} are not among "
-        f"those with {names[1]}{more}: look at what chooses them, and puts them in order. "
+        f"those with {names[1]}{more}: look at what chooses them, puts them in order, or changes them on their way. "
         f"{f'Others come instead{whose}. ' if whose else ''}{draws}"
     ).strip()
 

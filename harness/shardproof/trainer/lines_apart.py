@@ -292,6 +292,8 @@ def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, 
     row = unpacked(moments[-1 - setter.moment].ran[rank])
     begin = _begin_of(row, setter)
     right = setter.statement.text.partition("=")[2].partition("#")[0].strip().replace('"', "'")
+    if _CONSTANT.fullmatch(right) and not depth:
+        return _decided_by(row, begin)
     source = next((each for each in row[begin].values
                    if right == each.path and each.text == told.text and each.path != told.path), None)  # fmt: skip
     adds = re.match(r"[^=]*[-+*/@%]=", setter.statement.text)
@@ -306,6 +308,37 @@ def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, 
     if before is None:
         return f", out of `{source.path}`"
     return f", out of `{source.path}`; {before.told()}{came_from(source, before, moments, rank, depth + 1)}"
+
+
+_CONSTANT = re.compile(r"True|False|None|-?[0-9.]+|'[^']*'")
+
+MOST_ABOVE = 4
+"""Lines between a condition and what it decides about."""
+
+MOST_READ = 3
+"""Values of a condition that a sentence names."""
+
+
+def _decided_by(row: Sequence[Statement], number: int) -> str:
+    """The `if` or loop that stands right above a statement that sets a constant, and ran before it, with what it and
+    the `return` of what it called read, with a comma in front; empty where there is none."""
+    own = row[number]
+    above = [each for each in reversed(row[:number]) if each.kind == BEGINS and each.file == own.file
+             and 0 < own.line - each.line <= MOST_ABOVE
+             and each.text.startswith(("if ", "elif ", "while "))]  # fmt: skip
+    head = max(above, key=lambda each: each.line, default=None)
+    if head is None:
+        return ""
+    inside = row[max(at for at in range(number) if row[at] is head) : number]
+    called = [each for each in inside if each.kind == BEGINS and each.text.startswith("return ")]
+    return f", behind {_with_values(head)}{f'; it came to {_with_values(called[-1])}' if called else ''}"
+
+
+def _with_values(statement: Statement) -> str:
+    """A statement, and what it read."""
+    read = [each for each in statement.values if each.is_plain and not each.path.startswith(BEHIND)][:MOST_READ]
+    values = " and ".join(f"`{each.path}` = {shown(each.text)}" for each in read)
+    return f"{statement.shown()}{f', which read {values}' if values else ''}"
 
 
 def _made_whole(told: Told, row: Sequence[Statement], number: int) -> int | None:

@@ -117,6 +117,13 @@ def read_back(held):
 def shows(held):
     return held.last
 
+def stops(held):
+    if worse(held):
+        held.last = 1
+
+def worse(held):
+    return held.first >= held.last
+
 def names(held, name):
     setattr(held, name, 2.0)
     return getattr(held, name)
@@ -337,6 +344,17 @@ def test_a_value_that_a_load_passes_on_is_followed_to_what_made_it(mine: ModuleT
         "(`held.last = state[\"last\"]`) set it last, in `load`, out of `state['last']`, which mine.py:64 "
         "(`state = entries(held)`) made."
     )
+
+
+def test_what_decides_about_a_flag_is_told(mine: ModuleType) -> None:
+    flags = [SimpleNamespace(first=first, last=0) for first in (-1, 3)]
+    sets = [Moment(step(0), {0: ran(partial(mine.stops, each))}) for each in flags]
+    ends = [Moment(step(1), {0: ran(partial(mine.shows, each))}) for each in flags]
+    found = apart_in(ends[0].ran, ends[1].ran)
+    assert found is not None
+    said = sentence(*found, ("the one", "the other"), ([sets[0], ends[0]], [sets[1], ends[1]]))
+    assert "(`held.last = 1`) set it last, in step 0, behind mine.py:" in said
+    assert said.endswith("(`return held.first >= held.last`), which read `held.first` = 3 and `held.last` = 0.")
 
 
 def test_another_turn_is_told(mine: ModuleType) -> None:

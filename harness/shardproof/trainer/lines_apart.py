@@ -335,7 +335,7 @@ def _decided_by(row: Sequence[Statement], number: int) -> str:
 
 
 def _with_values(statement: Statement) -> str:
-    """A statement, and what it read."""
+    """A statement as a sentence has it, with the plain values that it read."""
     read = [each for each in statement.values if each.is_plain and not each.path.startswith(BEHIND)][:MOST_READ]
     values = " and ".join(f"`{each.path}` = {shown(each.text)}" for each in read)
     return f"{statement.shown()}{f', which read {values}' if values else ''}"

@@ -380,7 +380,7 @@ def _rows(judging: Judging, session: Session, ops: tuple[int, int], names: tuple
 
 
 def _drawn_in_build(judging: Judging, session: Session) -> str:
-    """That two ways leave `build` with other random states, which decide about what is drawn behind it."""
+    """A sentence on the random states that two ways do not leave alike after `build`; empty where they do."""
     builds = [each.ops[0] for each in (session, judging.whole)]
     if any(each.kind != "build" for each in builds):
         return ""

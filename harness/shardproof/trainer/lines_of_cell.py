@@ -15,7 +15,13 @@ from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
 from shardproof.trainer.lines import Moment, unpacked
 from shardproof.trainer.lines_apart import who_set
-from shardproof.trainer.lines_of_ranks import built_otherwise, scaled_by_ranks, touch_alone, written_otherwise
+from shardproof.trainer.lines_of_ranks import (
+    built_otherwise,
+    gradients_otherwise,
+    scaled_by_ranks,
+    touch_alone,
+    written_otherwise,
+)
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.telling import paragraphs
@@ -54,10 +60,12 @@ def lines_of(
     first = judging.explained(of_first)
 
     def of_step() -> str:
-        written = written_otherwise(step[0][0], step[1][0], modules, ways) if 0 in step[0].keys() & step[1] else ""
+        there = 0 in step[0].keys() & step[1]
+        written = written_otherwise(step[0][0], step[1][0], modules, ways) if there else ""
+        touched = gradients_otherwise(step[0][0], step[1][0], ways) if there else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
         alike = value_alike(*step, ways, near or CLOSE) if gradients and not first else ""
-        return paragraphs(alike, scaled_by_ranks(step[1]), written, lines)
+        return paragraphs(alike, touched, scaled_by_ranks(step[1]), written, lines)
 
     return first, paragraphs(judging.explained(of_step), of_build)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from shardproof.trainer.lines import (
@@ -12,6 +13,7 @@ from shardproof.trainer.lines import (
     BEHIND,
     BUFFERS,
     CHANGED,
+    CLEARED,
     DRAWS,
     ENDS,
     MADE,
@@ -172,6 +174,26 @@ def written_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tu
             lines[1] = [times(number) for number in counts[1].values()] if same else lines[1]
             found.setdefault(tuple(_few(own) for own in lines), []).append(name)
     return f"In this step, on rank 0, {_by_lines(found, ways)}." if found else ""
+
+
+_DOES = {MADE: "makes", CHANGED: "changes", CLEARED: "clears"}
+
+
+def gradients_otherwise(one: bytes, other: bytes, ways: tuple[str, str]) -> str:
+    """A sentence about statements that run as often in both ways, and make, change or clear the gradients of other
+    parameters; empty where there are none. ways: as in `written_otherwise`."""
+    rows = [{touch.place: touch for touch in touched(data)} for data in (one, other)]
+    often = [Counter(each.shown() for each in unpacked(data) if each.kind == BEGINS) for data in (one, other)]
+    told = list[str]()
+    for place in dict.fromkeys((*rows[0], *rows[1])):
+        if often[0][place] != often[1][place]:
+            continue
+        for what, verb in _DOES.items():
+            names = [{*_names(row.get(place), what)} for row in rows]
+            if names[0] != names[1]:
+                each = [f"{len(own) or 'none'} {way}" for own, way in zip(names, ways, strict=True)]
+                told.append(f"{place} {verb} gradients, {' and '.join(each)} ({_few(sorted(names[0] ^ names[1]))})")
+    return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_PLACES])}." if told else ""
 
 
 def built_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tuple[str, str]) -> str:

@@ -34,6 +34,7 @@ from shardproof.trainer.lines import (
 from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, wrote_before
 from shardproof.trainer.lines_of_ranks import (
     drawn_by_ranks,
+    gradients_otherwise,
     left_alone,
     of_ranks,
     scaled_by_ranks,
@@ -287,6 +288,16 @@ def test_lines_that_leave_some_parameters_alone_or_touch_just_them_are_told() ->
     assert left_alone(data, {"w"}) == ""
     told = "a.py:2 (`p.grad.div_(2)`) changes the gradient of just those that are otherwise (w), twice"
     assert (touch_alone(data, {"w"}, {"v"}), touch_alone(data, {"v"}, {"w"})) == ([told], [])
+
+
+def test_lines_that_leave_other_gradients_in_two_ways_are_told() -> None:
+    both, alone = (packed([[SCALES, {CHANGED: names}]]) for names in (["w", "v"], ["w"]))
+    line = "a.py:2 (`p.grad.div_(2)`) changes gradients, 2 with how=a and 1 with how=b (v)"
+    assert (
+        gradients_otherwise(both, alone, ("with how=a", "with how=b"))
+        == f"Of the lines of this step, on rank 0: {line}."
+    )
+    assert gradients_otherwise(both, both, ("with how=a", "with how=b")) == ""
 
 
 def test_lines_that_reduce_in_some_of_their_turns_are_told() -> None:

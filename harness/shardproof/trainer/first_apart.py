@@ -39,8 +39,8 @@ Numbers = npt.NDArray[np.float64]
 CLOSE = 2.0**-13
 """The share of a number in single precision by which the order of sums may make it another one."""
 
-MOST_ROWS = 256
-"""Of a value in one way; with more, nobody looks for the row that is the same as another one."""
+MOST_ROWS, MOST_RAGGED = 256, 64
+"""Of a value in one way, and of one whose rows are not equally long; with more, nobody looks for the same row."""
 
 MOST_BEHIND, MOST_LOOKED_AT = 3, 20
 """Values that a sentence names which follow from the first that is not alike, and how many are looked at for it."""
@@ -81,20 +81,25 @@ class _Apart(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A statement that both ways run. place: its file and line. path: of a value. reads: whether it reads it, or makes
-    it."""
+    """The statements, one of each way, that read or make a value. places: their files and lines. path: of the value.
+    reads: whether they read it, or make it."""
 
-    place: tuple[str, int]
+    places: tuple[tuple[str, int], tuple[str, int]]
     path: str
     reads: bool
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """That of one statement, if both ways run it."""
+        return self.places[0] if self.places[0] == self.places[1] else None
 
 
 def first_apart(
     one: OfRanks, other: OfRanks, names: tuple[str, str], near: float = CLOSE, leave: Collection[Name] = (),
     when: str = "this step",
 ) -> tuple[str, Where | None]:  # fmt: skip
-    """A sentence on the first value that two ways do not have alike, with the statement that reads or makes it in both;
-    empty, and None, where there is none that is known.
+    """A sentence on the first value that two ways do not have alike, with the statements that read or make it; empty,
+    and None, where there is none that is known.
 
     Args:
         one, other: what ran in the step in which they part. names: of both ways, such as `with accumulate=1`. near: the
@@ -110,7 +115,7 @@ def first_apart(
         return "", None
     first, second = ((each.statement.file, each.statement.line) for each in (found.one, found.other))
     told = f"{_sentence(found, names, near, when)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
-    return told, Where(first, found.site.path, reads=found.site.kind == BEGINS) if first == second else None
+    return told, Where((first, second), found.site.path, reads=found.site.kind == BEGINS)
 
 
 _CUTS = re.compile(r"\b(detach_?|no_grad|inference_mode|requires_grad_?|stop_gradient|set_grad_enabled)\b|\.data\b")
@@ -131,7 +136,7 @@ def value_alike(one: OfRanks, other: OfRanks, names: tuple[str, str], near: floa
         if calls[0] != calls[1] or not _held(mine, its, near):
             return ""
         cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
-        told = [f"{name}, {' and '.join(lines[:MOST_ALIKE])}" for name, lines in zip(names, cut, strict=True) if lines]
+        told = [f"{way}, {' and '.join(lines[:MOST_ALIKE])}" for way, lines in zip(names, cut, strict=True) if lines]
         more = f" Lines that run in one way alone, and let no gradient through: {'; '.join(told)}." if told else ""
         return (
             f"`{site.path}` is alike in both ways where {mine.statement.shown()} reads it, and the gradients are not "
@@ -232,9 +237,7 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
                     outline = _added(read.pop(added_to), outline)
                 if outline is None:
                     unknown.add(site)
-                elif (
-                    not statement.text.startswith("for ") or before.get(site) != told.text
-                ):  # a loop ends with its last
+                elif not statement.text.startswith("for ") or before.get(site) != told.text:  # its last comes again
                     values = found.setdefault(site, _Values(statement, [], {}))
                     values.outlines.append(outline)
                     values.last[rank] = outline
@@ -291,17 +294,27 @@ def _held(mine: _Values, its: _Values, near: float) -> bool | None:
         return _same_elements(ways, near)
     scale = _scale([*ways[0], *ways[1]])
     close = partial(_close, near=near, scale=scale)
+    if shapes[0] == shapes[1] and len(mine.last) == len(its.last):
+        return _rows_held(ways, close)  # neither is cut otherwise than the other
     last = [_numbers(way.last.values()) for way in (mine, its)]
-    if _summed(ways, close) or _summed(last, close) or _rows_held(ways, close):
+    if _summed(ways, close) or _summed(last, close):
         return True
-    if shapes[0] == shapes[1]:
-        return False
-    sizes = [(sum(map(len, way)), {each.shape[1] for each in way}) for way in ways]
-    if sizes[0] == sizes[1] and len(sizes[0][1]) == 1:
-        return False  # nothing is filled up
-    turned = [[each.T for each in way] for way in ways]
-    flat = [[np.concatenate([each[each != 0] for each in way])[:, None]] for way in ways]
-    return _rows_held(turned, close) or _rows_held(flat, close)
+    rows, widths = [sum(map(len, way)) for way in ways], [{each.shape[1] for each in way} for way in ways]
+    if rows[0] == rows[1] or widths[0] == widths[1]:
+        if _rows_held(ways, close):
+            return True
+        filled = rows[0] != rows[1] or len(widths[0] | widths[1]) > 1
+        turned = [[each.T for each in way] for way in ways]
+        return filled and (_rows_held(turned, close) or _same_but_for_zeros(ways, close))
+    if _same_but_for_zeros(ways, close):
+        return True
+    return False if sum(each.size for each in ways[0]) == sum(each.size for each in ways[1]) else None
+
+
+def _same_but_for_zeros(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
+    """Whether all numbers but zeros are the same in both ways, wherever they stand."""
+    flat = [np.sort(np.concatenate([each[each != 0] for each in way])) for way in ways]
+    return len(flat[0]) == len(flat[1]) and bool(close(flat[0], flat[1]).all())
 
 
 def _same_elements(ways: Sequence[Sequence[Numbers]], near: float) -> bool | None:
@@ -346,16 +359,32 @@ def _summed(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
 
 def _rows_held(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
     """Whether each row of the way that has fewer is among those of the other, from the left or from the right as far as
-    the shorter reach."""
-    width = min(each.shape[1] for way in ways for each in way)
-    for part in (slice(0, width), slice(-width, None)):
-        fewer, more = sorted((np.concatenate([each[:, part] for each in way]) for way in ways), key=len)
+    the shorter of two reaches."""
+    if len({each.shape[1] for way in ways for each in way}) == 1:
+        fewer, more = sorted((np.concatenate([*way]) for way in ways), key=len)
         if len(fewer) == len(more) and close(fewer, more).all():
             return True
         left = np.ones(len(more), bool)
-        if len(fewer) and all(_taken(row, more, left, close) for row in fewer):
-            return True
-    return False
+        return bool(len(fewer)) and all(_taken(row, more, left, close) for row in fewer)
+    rows = [[row for each in way for row in each] for way in ways]
+    if max(map(len, rows)) > MOST_RAGGED:
+        return True  # nobody looks
+    few, many = sorted(rows, key=len)
+    return any(_ragged_held(few, many, close, right=right) for right in (False, True))
+
+
+def _ragged_held(few: Sequence[Numbers], many: Sequence[Numbers], close: _Close, *, right: bool) -> bool:
+    """The same of rows that are not equally long, held side by side from one end."""
+    left = sorted(many, key=len, reverse=True)
+    for row in sorted(few, key=len, reverse=True):
+        width = [min(len(row), len(each)) for each in left]
+        parts = ((row[len(row) - size :], each[len(each) - size :]) if right else (row[:size], each[:size])
+                 for each, size in zip(left, width, strict=True))  # fmt: skip
+        found = next((at for at, pair in enumerate(parts) if close(*pair).all()), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
 
 
 def _taken(row: Numbers, rows: Numbers, left: npt.NDArray[np.bool_], close: _Close) -> bool:
@@ -367,11 +396,11 @@ def _taken(row: Numbers, rows: Numbers, left: npt.NDArray[np.bool_], close: _Clo
 
 def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str) -> str:
     site, one, other, alike = found
-    verb = "reads" if site.kind == BEGINS else "makes"
+    verb = "reads" if site.kind == BEGINS else "gives" if site.path.startswith(RESULT) else "makes"
     if (one.statement.file, one.statement.line) == (other.statement.file, other.statement.line):
         where = f"{one.statement.shown()} {verb} it"
     else:
-        where = f"{one.statement.shown()} makes it {names[0]} and {other.statement.shown()} {names[1]}"
+        where = f"{one.statement.shown()} {verb} it {names[0]} and {other.statement.shown()} {names[1]}"
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
     out = f" out of what is alike, {' and '.join(told)}" if told and site.kind == ENDS else ""
     return (

@@ -32,6 +32,7 @@ from shardproof.trainer.lines import (
     shown,
     unpacked,
 )
+from shardproof.trainer.setters import MOST_BACK, begin_of, came_from, set_last
 
 READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
@@ -178,47 +179,6 @@ def goes(turn: Parting, ways: tuple[str, str]) -> str:
     )
 
 
-class Setter(NamedTuple):
-    """A statement that set a value. moment: how many operations before the last one. at: the place of its end."""
-
-    statement: Statement
-    moment: int
-    at: int
-    when: str
-
-    def told(self) -> str:
-        return f"{self.statement.shown()} set it last, in {self.when}"
-
-
-def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int, back: int = 0) -> Setter | None:
-    """Which statement set a value last, and when; None where none is known that set it to this. A local name of a call
-    that is over, as of a closure, is known by its value alone.
-
-    Args:
-        moments: the operations of a session, until the one that reads it. number: of the statement there that does.
-        back: how many operations before the last one that is.
-    """
-    for at, (op, ran) in [*enumerate(reversed(moments))][back:]:
-        statements = unpacked(ran[rank]) if rank in ran else ()
-        end = number if at == back else len(statements)
-        for place in range(end - 1, -1, -1):
-            statement = statements[place]
-            for made in statement.values if statement.kind == ENDS else ():
-                mine = made.owner == told.owner and last_word(made.path) == last_word(told.path)
-                local = told.owner < 0 and made.owner < 0 and made.path == told.path and made.text == told.text
-                if not mine and not local:
-                    continue
-                when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
-                # An object may have the number of another one that is gone. A tensor may be written since.
-                right = made.text == told.text or not told.is_plain
-                return Setter(statement, at, place, when if at or op.kind != "step" else "this step") if right else None
-    return None
-
-
-MOST_BACK = 3
-"""How often one goes back from a value to what it was made of."""
-
-
 def followed(
     values: tuple[Told, Told], ways: tuple[str, str], moments: tuple[Sequence[Moment], Sequence[Moment]], rank: int,
     at: tuple[int, int], back: tuple[int, int] = (0, 0), depth: int = 0,
@@ -237,7 +197,7 @@ def followed(
                          for way, value, setter, own in each if setter)  # fmt: skip
         return f" {told[0].upper()}{told[1:]}." if told else ""
     rows = [unpacked(own[-1 - each.moment].ran[rank]) for own, each in zip(moments, (one, other), strict=True)]
-    begins = [_begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
+    begins = [begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}
     pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and (told.is_plain or draws(told))]
@@ -280,75 +240,6 @@ def who_set(
             ways = f"the run {names[0]}", f"the run {names[1]}"
             return followed((one, other), ways, moments, 0, (at[0], at[1]))
     return ""
-
-
-def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, depth: int = 0) -> str:
-    """Out of what a statement set a value that it did no more than pass on, and who had set that, with a comma in
-    front; empty of all others.
-
-    Args:
-        moments: as in `set_last`.
-    """
-    row = unpacked(moments[-1 - setter.moment].ran[rank])
-    begin = _begin_of(row, setter)
-    right = setter.statement.text.partition("=")[2].partition("#")[0].strip().replace('"', "'")
-    if _CONSTANT.fullmatch(right) and not depth:
-        return _decided_by(row, begin)
-    source = next((each for each in row[begin].values
-                   if right == each.path and each.text == told.text and each.path != told.path), None)  # fmt: skip
-    adds = re.match(r"[^=]*[-+*/@%]=", setter.statement.text)
-    if adds or source is None or depth == MOST_BACK:
-        return ""
-    before = set_last(source, moments, rank, begin, setter.moment)
-    made = None if before else _made_whole(source, row, begin)
-    if made is not None:
-        before = Setter(row[made], setter.moment, made, setter.when)
-        whole = f", which {row[made].shown()} made"
-        return f", out of `{source.path}`{whole}{came_from(source, before, moments, rank, depth + 1)}"
-    if before is None:
-        return f", out of `{source.path}`"
-    return f", out of `{source.path}`; {before.told()}{came_from(source, before, moments, rank, depth + 1)}"
-
-
-_CONSTANT = re.compile(r"True|False|None|-?[0-9.]+|'[^']*'")
-
-MOST_ABOVE = 4
-"""Lines between a condition and what it decides about."""
-
-MOST_READ = 3
-"""Values of a condition that a sentence names."""
-
-
-def _decided_by(row: Sequence[Statement], number: int) -> str:
-    """The `if` or loop that stands right above a statement that sets a constant, and ran before it, with what it and
-    the `return` of what it called read, with a comma in front; empty where there is none."""
-    own = row[number]
-    above = [each for each in reversed(row[:number]) if each.kind == BEGINS and each.file == own.file
-             and 0 < own.line - each.line <= MOST_ABOVE
-             and each.text.startswith(("if ", "elif ", "while "))]  # fmt: skip
-    head = max(above, key=lambda each: each.line, default=None)
-    if head is None:
-        return ""
-    inside = row[max(at for at in range(number) if row[at] is head) : number]
-    called = [each for each in inside if each.kind == BEGINS and each.text.startswith("return ")]
-    return f", behind {_with_values(head)}{f'; it came to {_with_values(called[-1])}' if called else ''}"
-
-
-def _with_values(statement: Statement) -> str:
-    """A statement as a sentence has it, with the plain values that it read."""
-    read = [each for each in statement.values if each.is_plain and not each.path.startswith(BEHIND)][:MOST_READ]
-    values = " and ".join(f"`{each.path}` = {shown(each.text)}" for each in read)
-    return f"{statement.shown()}{f', which read {values}' if values else ''}"
-
-
-def _made_whole(told: Told, row: Sequence[Statement], number: int) -> int | None:
-    """Where the latest statement before another one begins that assigns to the name that a path begins with, such as
-    `state` of `state['step']`."""
-    name = re.match(r"(\w+)\[", told.path)
-    assigns = re.compile(rf"{name[1]}(\s*:[^=]+)?\s*=[^=]") if name else None
-    found = (at for at in range(number - 1, -1, -1)
-             if assigns and row[at].kind == BEGINS and assigns.match(row[at].text))  # fmt: skip
-    return next(found, None)
 
 
 def draws(told: Told) -> bool:
@@ -405,11 +296,6 @@ def _reads_of(
     apart = [pair for pair in both if pair[0].text != pair[1].text and not pair[0].path.startswith(BEHIND)]
     same = [one.path for one, other in both if one.text == other.text and not one.is_plain]
     return (apart[0] if apart else None), same
-
-
-def _begin_of(row: Sequence[Statement], setter: Setter) -> int:
-    begins = (setter.statement.file, setter.statement.line, BEGINS)
-    return next((place for place in range(setter.at, -1, -1) if row[place].place == begins), setter.at)
 
 
 def sentence(

@@ -24,6 +24,7 @@ from shardproof.trainer.lines_of_ranks import (
 )
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rounding import PARAMS
+from shardproof.trainer.setters import who_set_read
 from shardproof.trainer.telling import paragraphs
 
 
@@ -53,8 +54,11 @@ def lines_of(
     def of_first() -> str:
         nonlocal where
         told, where = first_apart(*step, ways, near or CLOSE, leave)
-        if where and where.reads:
-            told += who_set([unpacked(way[0]) for way in step], where.place, where.path, ways, (one, other))
+        rows = [unpacked(way[0]) for way in step]
+        if where and where.place and where.reads:
+            told += who_set(rows, where.place, where.path, ways, (one, other))
+        elif where and not where.place:
+            told += who_set_read(rows, where.places, ways, (one, other))
         return told
 
     first = judging.explained(of_first)

@@ -340,7 +340,7 @@ def _rated(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, s
     told = [few_of(rated_of(data).get(place, [])) for data in ran]
     if told[0] == told[1]:
         return None
-    ways = [f"to {rate} {name}" if rate else f"not at all {name}" for rate, name in zip(told, names, strict=True)]
+    ways = [f"to {rate} {name}" if rate else f"leaves it {name}" for rate, name in zip(told, names, strict=True)]
     return 0, f"sets the learning rate {' and '.join(ways)}"
 
 

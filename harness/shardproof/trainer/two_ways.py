@@ -66,8 +66,8 @@ PRESENCE = ("missing", "extra")
 
 
 RIGHT_OF_A_SCALE = (
-    "That is right of a loss scale, and of an optimizer that clips inside its step; a clip, or Adam, would hide it "
-    "otherwise."
+    "That is right of a loss scale, and of an optimizer that clips, or adds a decay, inside its step; a clip, or Adam, "
+    "would hide it otherwise."
 )
 
 

@@ -7,20 +7,23 @@ from base64 import b85decode
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from line_cases import ran, written
+from shardproof.program import Op
+from shardproof.scenario import Mesh
 from shardproof.trainer import first_apart as module
 from shardproof.trainer.first_apart import value_alike
-from shardproof.trainer.lines import BUFFERS, RESULT, touched
+from shardproof.trainer.lines import BUFFERS, RESULT, Moment, touched, unpacked
 from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.outlines import MOST_NUMBERS, outline_of
 from shardproof.trainer.rank.ran import Ran
+from shardproof.trainer.setters import who_set_read
 from torch import nn
 
 SOURCE = """
@@ -88,6 +91,15 @@ def shifted(rows, shift):
 def targets(rows, shift):
     given, wanted = shifted(rows, shift)
     loss = (given - wanted).square().sum()
+
+def grows(held):
+    held.tree = held.tree * held.alpha
+
+def stored(held):
+    return held.tree
+
+def computed(held):
+    return held.tree + held.alpha
 
 def backward(weight, cut):
     if cut:
@@ -191,9 +203,32 @@ def test_what_a_call_comes_to_and_what_follows_is_told(mine: ModuleType) -> None
     ways = [of(partial(mine.targets, ROWS, shift)) for shift in (1, 2)]
     said = first_apart(ways[0], ways[1], ("with shift=1", "with shift=2"))
     assert "of this step, is `its result 2`, in 4 of 4 rows: mine.py:" in said or "is `its result 2`" in said
-    assert "(`return rows[:, :-2], rows[:, shift : shift + 4]`) makes it out of what is alike, `rows`" in said
+    assert "(`return rows[:, :-2], rows[:, shift : shift + 4]`) gives it out of what is alike, `rows`" in said
     assert "Behind it follow `wanted`" in said
     assert "`loss`" in said
+
+
+def test_values_in_other_rows_are_held_side_by_side_as_a_whole(mine: ModuleType) -> None:
+    square, flat = ROWS[:, :4], ROWS[:, :4].reshape(1, 16)
+    ways = [of(partial(mine.total, rows, 1, True)) for rows in (square, flat)]
+    assert first_apart(*ways, (ONE, OTHER)) == ""
+    changed = flat.clone()
+    changed[0, 7] += 1
+    other = of(partial(mine.total, changed, 1, True))
+    assert "is `rows`: mine.py:" in first_apart(ways[0], other, (ONE, OTHER)), "its first row is one of the four"
+
+
+def test_who_set_an_attribute_that_a_line_gives_is_told(mine: ModuleType) -> None:
+    held = SimpleNamespace(tree=ROWS, alpha=2.0)
+    before, now = (ran(partial(each, held)) for each in (mine.grows, mine.stored))
+    computed = ran(partial(mine.computed, held))
+    rows = [unpacked(data) for data in (now, computed)]
+    places = [next((each.file, each.line) for each in row if each.text.startswith("return")) for row in rows]
+    steps = [Op(at, "step", "", 0, Mesh(), at, 0, 0, -1) for at in range(2)]
+    first = [Moment(steps[0], {0: before}), Moment(steps[1], {0: now})]
+    said = who_set_read(rows, places, (ONE, OTHER), (first, [Moment(steps[1], {0: computed})]))
+    assert said.startswith(" In the run with parts=1 mine.py:")
+    assert said.endswith("(`held.tree = held.tree * held.alpha`) set `held.tree` last, in step 0.")
 
 
 def test_matrices_of_several_widths_under_one_name_are_no_error(mine: ModuleType) -> None:

@@ -386,6 +386,8 @@ class _InFrame:
         seen = {text for text, _, _ in found}
         for text, path in paths:
             begin: ast.expr = path
+            while isinstance(begin, ast.Subscript):
+                begin = begin.value
             while text not in seen and isinstance(begin, (ast.Name, ast.Attribute)):
                 with suppress(Exception):
                     value, owner = looked_up(begin, frame.f_locals, frame.f_globals, self.owner)

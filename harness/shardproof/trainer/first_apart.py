@@ -31,6 +31,7 @@ from shardproof.trainer.lines import (
     Outline,
     Statement,
     outlines_of,
+    shown,
     unpacked,
 )
 
@@ -90,7 +91,7 @@ class Where(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """That of one statement, if both ways run it."""
+        """File and line of the statement, if it is the same one in both ways; None otherwise."""
         return self.places[0] if self.places[0] == self.places[1] else None
 
 
@@ -114,7 +115,8 @@ def first_apart(
     if found is None:
         return "", None
     first, second = ((each.statement.file, each.statement.line) for each in (found.one, found.other))
-    told = f"{_sentence(found, names, near, when)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
+    plain = _plain_apart(found, one, other, names)
+    told = f"{_sentence(found, names, near, when, plain)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
     return told, Where((first, second), found.site.path, reads=found.site.kind == BEGINS)
 
 
@@ -223,7 +225,7 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
     unknown = set[_Site]()
     for rank in sorted(ran):
         outlines = outlines_of(ran[rank])
-        before, read = dict[_Site, str](), dict[tuple[str, int, str, int], Outline]()
+        read, before = dict[tuple[str, int, str, int], Outline](), dict[_Site, str]()
         for statement in unpacked(ran[rank]):
             for told in statement.values if statement.kind in (BEGINS, ENDS) and statement.file else ():
                 if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
@@ -237,12 +239,17 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
                     outline = _added(read.pop(added_to), outline)
                 if outline is None:
                     unknown.add(site)
-                elif not statement.text.startswith("for ") or before.get(site) != told.text:  # its last comes again
+                elif statement.kind == ENDS or not _is_loop(statement) or before.get(site) != told.text:
                     values = found.setdefault(site, _Values(statement, [], {}))
                     values.outlines.append(outline)
                     values.last[rank] = outline
                 before[site] = told.text
     return {site: values for site, values in found.items() if site not in unknown}
+
+
+def _is_loop(statement: Statement) -> bool:
+    """Whether a statement reads the same once for each of its turns, and once when it is left."""
+    return statement.text.startswith("for ")
 
 
 class SideBySide:
@@ -394,7 +401,7 @@ def _taken(row: Numbers, rows: Numbers, left: npt.NDArray[np.bool_], close: _Clo
     return bool(len(same))
 
 
-def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str) -> str:
+def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, plain: str) -> str:
     site, one, other, alike = found
     verb = "reads" if site.kind == BEGINS else "gives" if site.path.startswith(RESULT) else "makes"
     if (one.statement.file, one.statement.line) == (other.statement.file, other.statement.line):
@@ -403,10 +410,29 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str) -> 
         where = f"{one.statement.shown()} {verb} it {names[0]} and {other.statement.shown()} {names[1]}"
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
     out = f" out of what is alike, {' and '.join(told)}" if told and site.kind == ENDS else ""
+    out = f", reading {plain}" if plain else out
     return (
         f"The first tensor of your own lines that is not alike, taken over all calls and ranks of {when}, is "
         f"`{site.path}`{_how(one.outlines, other.outlines, names, near)}: {where}{out}."
     )
+
+
+def _plain_apart(found: _Apart, one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:
+    """The plain values that a statement reads otherwise where it makes another one, on the first rank; empty where it
+    reads none, or is another statement in either way."""
+    mine, its = ((each.statement.file, each.statement.line, BEGINS) for each in (found.one, found.other))
+    if mine != its or found.site.kind == BEGINS or not one or not other:
+        return ""
+    values: list[dict[str, list[str]]] = [{}, {}]
+    for own, ran in zip(values, (one, other), strict=True):
+        for statement in unpacked(ran[min(ran)]):
+            for told in statement.values if statement.place == mine else ():
+                if told.is_plain and not told.text.startswith(TENSOR) and not told.path.startswith(BEHIND):
+                    own.setdefault(told.path, []).append(shown(told.text))
+    path = next((path for path in values[0] if sorted(values[0][path]) != sorted(values[1].get(path, []))), "")
+    each = [f"`{path}` = {', '.join(own[path][:MOST_ALIKE])}{', …' * (len(own[path]) > MOST_ALIKE)} {name}"
+            for own, name in zip(values, names, strict=True) if own.get(path)]  # fmt: skip
+    return " and ".join(each) if path and len(each) == len(names) else ""
 
 
 def _trail(first: _Apart, others: Iterator[_Apart], names: tuple[str, str], near: float) -> str:

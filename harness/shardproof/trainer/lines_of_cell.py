@@ -45,7 +45,9 @@ def lines_of(
     one, other = ([Moment(op, judging.ran.get(op.index, {})) for op in each.ops if op.index <= last]
                   for each, last in zip(both, ops, strict=True))  # fmt: skip
     leave = never_the_same(judging)
-    modules = list(dict.fromkeys(each.key.fqn for each in wrong if each.key.role in OF_MODULES))
+    tied = {name for op in ops for group in judging.shared.get(op, ()) for name in group}
+    names_of = (each.key.fqn for each in wrong if each.key.role in OF_MODULES)
+    modules = [name for name in dict.fromkeys(names_of) if name not in tied]  # a line writes them under one name
     of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
     if one[-1].op.kind != "step":
         return "", of_build
@@ -54,7 +56,7 @@ def lines_of(
     def of_first() -> str:
         nonlocal where
         told, where = first_apart(*step, ways, near or CLOSE, leave)
-        rows = [unpacked(way[0]) for way in step]
+        rows = [unpacked(way[0]) if 0 in way else () for way in step]
         if where and where.place and where.reads:
             told += who_set(rows, where.place, where.path, ways, (one, other))
         elif where and not where.place:

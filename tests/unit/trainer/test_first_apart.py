@@ -202,8 +202,9 @@ def test_what_is_made_column_by_column_is_the_same(mine: ModuleType) -> None:
 def test_what_a_call_comes_to_and_what_follows_is_told(mine: ModuleType) -> None:
     ways = [of(partial(mine.targets, ROWS, shift)) for shift in (1, 2)]
     said = first_apart(ways[0], ways[1], ("with shift=1", "with shift=2"))
-    assert "of this step, is `its result 2`, in 4 of 4 rows: mine.py:" in said or "is `its result 2`" in said
-    assert "(`return rows[:, :-2], rows[:, shift : shift + 4]`) gives it out of what is alike, `rows`" in said
+    assert "of this step, is `its result 2`: mine.py:" in said
+    line = "(`return rows[:, :-2], rows[:, shift : shift + 4]`)"
+    assert f"{line} gives it, reading `shift` = 1 with shift=1 and `shift` = 2 with shift=2." in said
     assert "Behind it follow `wanted`" in said
     assert "`loss`" in said
 

@@ -307,13 +307,15 @@ class Ran:
 
 class _InFrame:
     """The statements of one call. owner: a number that stands for its local names. makes: whether what a statement
-    makes is looked at, which is not made yet where a lambda in it runs. goes_on: `GOES_ON` of a generator."""
+    makes is looked at, which is not made yet where a lambda in it runs. goes_on: `GOES_ON` of a generator. turns: line
+    of a loop → the identities of what it assigned to latest."""
 
     makes, goes_on = True, 0
 
     def __init__(self, ran: Ran, file: str, statements: Mapping[int, Statement], owner: int) -> None:
         self.ran, self.file, self.statements, self.owner = ran, file, statements, owner
         self.now: Statement | None = None
+        self.turns = dict[int, list[int]]()
         self.read = list[tuple[str, str, int]]()
 
     @property
@@ -346,6 +348,8 @@ class _InFrame:
         if event == "return" and self.now is not None and self.place and self.now.text.startswith("return "):
             if results := self._results(arg):
                 self.ran.told.append((self.place, ENDS + self.goes_on, results))
+        elif self.now is not None and self.now.text.startswith("for ") and self._has_ended(self.now, frame):
+            pass
         elif self.now is not None and self.place and self.makes and (self.now.makes or self.now.may_change):
             changed = [one for one in self._values(self.now.may_change, frame) if one not in self.read]
             made = self._values(self.now.makes, frame)
@@ -357,6 +361,16 @@ class _InFrame:
             self.ran.collectives.setdefault(self.place, []).append(set())
             self.read = self._read(self.now.reads, frame)
             self.ran.told.append((self.place, BEGINS + self.goes_on, self.read))
+
+    def _has_ended(self, head: Statement, frame: FrameType) -> bool:
+        """Whether a loop is left, after which what it assigned to is the last once more."""
+        held = list[int]()
+        for _, path in head.makes:
+            with suppress(Exception):  # what is not there, or only a call could tell
+                held.append(id(looked_up(path, frame.f_locals, frame.f_globals, self.owner)[0]))
+        ended = bool(held) and self.turns.get(head.line) == held
+        self.turns[head.line] = [] if ended else held
+        return ended
 
     def _results(self, returned: Any) -> list[tuple[str, str, int]]:
         """The tensors that a call comes to, each as [path, text, owner]."""

@@ -340,8 +340,10 @@ def _rated(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, s
     told = [few_of(rated_of(data).get(place, [])) for data in ran]
     if told[0] == told[1]:
         return None
-    ways = [f"to {rate} {name}" if rate else f"leaves it {name}" for rate, name in zip(told, names, strict=True)]
-    return 0, f"sets the learning rate {' and '.join(ways)}"
+    if not all(told):
+        rate, way, other = (told[0], *names) if told[0] else (told[1], *names[::-1])
+        return 0, f"sets the learning rate to {rate} {way}, and leaves it {other}"
+    return 0, f"sets the learning rate to {told[0]} {names[0]} and to {told[1]} {names[1]}"
 
 
 def _reduced(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str, str]) -> tuple[int, str] | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardproof.trainer.lines import BEGINS, ENDS, Statement
+from shardproof.trainer.line_values import dtype_told, is_number
+from shardproof.trainer.lines import BEGINS, ENDS, TENSOR, Statement
 
 
 def read_by(row: Sequence[Statement], place: tuple[str, int]) -> str:
-    """What is said of a local value that a statement makes and that one other line reads, or none; empty of all others.
+    """What is said of a local tensor or number that a statement makes and that one other line reads, or none; empty of
+    all others.
 
     Args:
         row: the statements of an operation on one rank. place: file and line of the statement.
@@ -22,8 +24,9 @@ def read_by(row: Sequence[Statement], place: tuple[str, int]) -> str:
         if statement.place != (*place, ENDS):
             continue
         for told in statement.values:
-            if not told.path.isidentifier() or told.owner >= 0:
-                return ""
+            value = told.text.startswith(TENSOR) or dtype_told(told.text) or is_number(told.text)
+            if not told.path.isidentifier() or told.owner >= 0 or not value:
+                return ""  # what may be changed where it is, or have no text later
             made = True
             readers |= dict.fromkeys(_readers(row[at + 1 :], told.path, told.owner, told.text, place))
     if not made or len(readers) > 1:

@@ -46,7 +46,10 @@ def lines_of(
                   for each, last in zip(both, ops, strict=True))  # fmt: skip
     leave = never_the_same(judging)
     tied = {name for op in ops for group in judging.shared.get(op, ()) for name in group}
-    names_of = (each.key.fqn for each in wrong if each.key.role in OF_MODULES)
+    there = judging.at(ops[0]).keys() & judging.at(ops[1])
+    names_of = (
+        each.key.fqn for each in wrong if (each.key.role, each.key.fqn) in there and each.key.role in OF_MODULES
+    )
     modules = [name for name in dict.fromkeys(names_of) if name not in tied]  # a line writes them under one name
     of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
     if one[-1].op.kind != "step":
@@ -66,9 +69,9 @@ def lines_of(
     first = judging.explained(of_first)
 
     def of_step() -> str:
-        there = 0 in step[0].keys() & step[1]
-        written = written_otherwise(step[0][0], step[1][0], modules, ways) if there else ""
-        touched = gradients_otherwise(step[0][0], step[1][0], ways) if there else ""
+        seen = 0 in step[0].keys() & step[1]
+        written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
+        touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
         alike = value_alike(*step, ways, near or CLOSE) if gradients and not first else ""
         return paragraphs(alike, touched, scaled_by_ranks(step[1]), written, lines)

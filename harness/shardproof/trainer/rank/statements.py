@@ -23,7 +23,7 @@ Path = ast.Name | ast.Attribute | ast.Subscript
 class Statement:
     """A statement. line, last: its first line, from 1, and its last one, of a compound one those of its head. text: the
     first line as it stands in the file, without indentation. reads, makes: paths with their texts. may_change: those
-    of which a method is called."""
+    of which a method is called, or elements are assigned to."""
 
     line: int
     last: int
@@ -112,8 +112,11 @@ def _by_name(node: ast.AST, function: str) -> ast.Subscript | None:
 
 
 def _called(node: ast.AST) -> Iterator[Path]:
-    """What a part of a statement calls a method of, which may change it."""
+    """What a part of a statement calls a method of, or assigns to elements of, which may change it."""
     for each in ast.walk(node):
+        if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store) and _is_path(each.value):
+            assert isinstance(each.value, Path)
+            yield each.value
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and _is_path(each.func.value):
             assert isinstance(each.func.value, Path)
             yield each.func.value

@@ -86,6 +86,12 @@ def same_lengths(one: Ranks, other: Ranks, near: float) -> bool:
     return bool(mine) and mine.keys() == its.keys() and same
 
 
+def other_lengths(one: Ranks, other: Ranks, near: float) -> bool:
+    """Whether the backward is known to leave a gradient of another length in the one way than in the other."""
+    mine, its = (_lengths(way, after=True) for way in (one, other))
+    return mine.keys() == its.keys() and any(not isclose(mine[name], its[name], rel_tol=near) for name in mine)
+
+
 def some_come_out_alike(one: Ranks, other: Ranks, near: float) -> bool:
     """Whether optimizers have a gradient of some parameter that is as long in the one way as in the other, which what
     scales the whole loss would have reached too."""

@@ -1,24 +1,22 @@
 """The first value that the lines of a trainer do not have alike in two ways to compute the same, though these may cut
-the data otherwise: into other micro-batches, over other ranks, with other padding.
+the data otherwise. Each value that a statement reads or makes is taken together over all of its times in a step, on all
+ranks (`shardproof.trainer.held`).
 
-Each value that a statement reads or makes is taken together over all of its times in a step, on all ranks. It counts as
-alike if its rows, in any order, are the same as far as they reach, or if its sum, its mean or what it is at last is.
-
-*Verifies*: that a value is alike in none of these senses, and that all that was held side by side before it is in one.
-*Does not verify*: that the line is wrong; values that have no numbers to look at, or another number of dimensions.
+*Verifies*: that a value is alike in none of the senses in which it may be, and that all that was held side by side
+before it is in one. *Does not verify*: that the line is wrong; values that have no numbers to look at.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from shardproof.trainer.held import CLOSE, Numbers, Values, close_to, held, numbers_of, scale_of
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
@@ -34,14 +32,6 @@ from shardproof.trainer.lines import (
     shown,
     unpacked,
 )
-
-Numbers = npt.NDArray[np.float64]
-
-CLOSE = 2.0**-13
-"""The share of a number in single precision by which the order of sums may make it another one."""
-
-MOST_ROWS, MOST_RAGGED = 256, 64
-"""Of a value in one way, and of one whose rows are not equally long; with more, nobody looks for the same row."""
 
 MOST_BEHIND, MOST_LOOKED_AT = 3, 20
 """Values that a sentence names which follow from the first that is not alike, and how many are looked at for it."""
@@ -59,16 +49,7 @@ class _Site(NamedTuple):
     path: str
 
 
-class _Values(NamedTuple):
-    """What a statement read or made under a path, each time, on all ranks. statement: the first of these. last: what it
-    was last on each rank."""
-
-    statement: Statement
-    outlines: list[Outline]
-    last: dict[int, Outline]
-
-
-_Way = Mapping[_Site, _Values]
+_Way = Mapping[_Site, Values]
 
 
 class _Apart(NamedTuple):
@@ -76,9 +57,9 @@ class _Apart(NamedTuple):
     statement reads alike, each with what they have in both ways."""
 
     site: _Site
-    one: _Values
-    other: _Values
-    alike: Mapping[str, tuple[_Values, _Values]]
+    one: Values
+    other: Values
+    alike: Mapping[str, tuple[Values, Values]]
 
 
 class Where(NamedTuple):
@@ -135,7 +116,7 @@ def value_alike(one: OfRanks, other: OfRanks, names: tuple[str, str], near: floa
         if site.kind != BEGINS or its is None or not begins:
             continue
         calls = [len(way.outlines) / len(way.last) for way in (mine, its)]
-        if calls[0] != calls[1] or not _held(mine, its, near):
+        if calls[0] != calls[1] or not held(mine, its, near):
             return ""
         cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
         told = [f"{way}, {' and '.join(lines[:MOST_ALIKE])}" for way, lines in zip(names, cut, strict=True) if lines]
@@ -163,7 +144,7 @@ def _apart(one: _Way, other: _Way, near: float, leave: frozenset[Name]) -> Itera
         its = other.get(last[site.path] if mine.get(site.path) == site and site.path in last else site)
         if its is None or (site.file, site.line, site.path) in leave or _is_added_to(site, one):
             continue
-        if _held(values, its, near) is False:
+        if held(values, its, near) is False:
             yield _Apart(site, values, its, dict(_read_alike(site, one, other, near)))
 
 
@@ -184,12 +165,12 @@ def _mixed(one: _Way, other: _Way, near: float) -> str:
     return ""
 
 
-def _sense(mine: _Values, its: _Values, near: float) -> str:
+def _sense(mine: Values, its: Values, near: float) -> str:
     """`sum` or `mean`, if just that of a number is alike in two ways; empty otherwise."""
     if any(each.shape for way in (mine, its) for each in way.outlines) or len(mine.outlines) == len(its.outlines):
         return ""
-    numbers = [np.concatenate([each.ravel() for each in _numbers(way.outlines)]) for way in (mine, its)]
-    close = partial(_close, near=near, scale=_scale(numbers))
+    numbers = [np.concatenate([each.ravel() for each in numbers_of(way.outlines)]) for way in (mine, its)]
+    close = partial(close_to, near=near, scale=scale_of(numbers))
     if all(close(each, each[:1]).all() for each in numbers):
         return ""  # such as a count that ranks have summed up already
     totals: list[Numbers] = [each.sum(keepdims=True) for each in numbers]
@@ -210,18 +191,18 @@ def _made_alone(way: _Way, there: Collection[tuple[str, int]]) -> dict[str, _Sit
     return {site.path: site for site in sites if len(returns) == 1 or not site.path.startswith(RESULT)}
 
 
-def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tuple[str, tuple[_Values, _Values]]]:
+def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tuple[str, tuple[Values, Values]]]:
     for read, values in one.items():
         its = other.get(read)
         same = (read.file, read.line, read.kind) == (site.file, site.line, BEGINS) and read.path != site.path
-        if same and its is not None and _held(values, its, near):
+        if same and its is not None and held(values, its, near):
             yield read.path, (values, its)
 
 
-def _seen(ran: OfRanks) -> dict[_Site, _Values]:
+def _seen(ran: OfRanks) -> dict[_Site, Values]:
     """The tensors that statements read and made, in order; of a value that a statement adds to, what it added. Nothing
     of a path under which there was one that nobody knows."""
-    found: dict[_Site, _Values] = {}
+    found: dict[_Site, Values] = {}
     unknown = set[_Site]()
     for rank in sorted(ran):
         outlines = outlines_of(ran[rank])
@@ -240,7 +221,7 @@ def _seen(ran: OfRanks) -> dict[_Site, _Values]:
                 if outline is None:
                     unknown.add(site)
                 elif statement.kind == ENDS or not _is_loop(statement) or before.get(site) != told.text:
-                    values = found.setdefault(site, _Values(statement, [], {}))
+                    values = found.setdefault(site, Values(statement, [], {}))
                     values.outlines.append(outline)
                     values.last[rank] = outline
                 before[site] = told.text
@@ -265,7 +246,7 @@ class SideBySide:
             places: their files and lines. kind: `ENDS` or `BEGINS`.
         """
         mine, its = (way.get(_Site(*place, kind, path)) for way, place in zip(self._ways, places, strict=True))
-        return mine is not None and its is not None and _held(mine, its, CLOSE) is True
+        return mine is not None and its is not None and held(mine, its, CLOSE) is True
 
 
 def _adds(text: str, path: str) -> bool:
@@ -290,117 +271,6 @@ def _of_number(text: str) -> Outline | None:
         return None
 
 
-def _held(mine: _Values, its: _Values, near: float) -> bool | None:
-    """Whether two ways have a value alike; None where nobody can tell."""
-    shapes = [sorted(each.shape for each in way.outlines) for way in (mine, its)]
-    kinds = {(len(shape), shape[2:]) for way in shapes for shape in way}
-    ways = [_numbers(way.outlines) for way in (mine, its)]
-    if not all(ways) or max(sum(map(len, way)) for way in ways) > MOST_ROWS:
-        return None
-    if len(kinds) != 1:
-        return _same_elements(ways, near)
-    scale = _scale([*ways[0], *ways[1]])
-    close = partial(_close, near=near, scale=scale)
-    if shapes[0] == shapes[1] and len(mine.last) == len(its.last):
-        return _rows_held(ways, close)  # neither is cut otherwise than the other
-    last = [_numbers(way.last.values()) for way in (mine, its)]
-    if _summed(ways, close) or _summed(last, close):
-        return True
-    rows, widths = [sum(map(len, way)) for way in ways], [{each.shape[1] for each in way} for way in ways]
-    if rows[0] == rows[1] or widths[0] == widths[1]:
-        if _rows_held(ways, close):
-            return True
-        filled = rows[0] != rows[1] or len(widths[0] | widths[1]) > 1
-        turned = [[each.T for each in way] for way in ways]
-        return filled and (_rows_held(turned, close) or _same_but_for_zeros(ways, close))
-    if _same_but_for_zeros(ways, close):
-        return True
-    return False if sum(each.size for each in ways[0]) == sum(each.size for each in ways[1]) else None
-
-
-def _same_but_for_zeros(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
-    """Whether all numbers but zeros are the same in both ways, wherever they stand."""
-    flat = [np.sort(np.concatenate([each[each != 0] for each in way])) for way in ways]
-    return len(flat[0]) == len(flat[1]) and bool(close(flat[0], flat[1]).all())
-
-
-def _same_elements(ways: Sequence[Sequence[Numbers]], near: float) -> bool | None:
-    """Whether all numbers of two ways are the same but for their places, as of what one makes column by column; None
-    where they are not, which says nothing of values of other shapes."""
-    flat = [np.sort(np.concatenate([each.ravel() for each in way])) for way in ways]
-    same = len(flat[0]) == len(flat[1]) and _close(flat[0], flat[1], near, _scale(flat)).all()
-    return True if same else None
-
-
-def _numbers(outlines: Iterable[Outline]) -> list[Numbers]:
-    """The numbers of outlines, each in two dimensions."""
-    return [each.numbers.astype(np.float64).reshape(len(each.numbers), -1) for each in outlines]
-
-
-_Close = Callable[[Numbers, Numbers], npt.NDArray[np.bool_]]
-
-
-def _close(one: Numbers, other: Numbers, near: float, scale: float) -> npt.NDArray[np.bool_]:
-    """Which numbers are the same but for rounding; NaN is as NaN."""
-    with np.errstate(all="ignore"):
-        room = near * np.maximum(np.maximum(np.abs(one), np.abs(other)), scale)
-        same: npt.NDArray[np.bool_] = (one == other) | (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= room)
-    return same
-
-
-def _scale(all_of_it: Sequence[Numbers]) -> float:
-    """The median size of all numbers that are neither zero nor infinite."""
-    sizes = np.abs(np.concatenate([each.ravel() for each in all_of_it]))
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    return float(np.median(sizes)) if sizes.size else 0.0
-
-
-def _summed(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
-    """Whether the sums, the means or the last ones of values in two ways are the same, if all have one shape."""
-    if len({each.shape for way in ways for each in way}) != 1:
-        return False
-    sums = [np.sum(way, axis=0) for way in ways]
-    means = [total / len(way) for total, way in zip(sums, ways, strict=True)]
-    return any(close(one, other).all() for one, other in (sums, means, [way[-1] for way in ways]))
-
-
-def _rows_held(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
-    """Whether each row of the way that has fewer is among those of the other, from the left or from the right as far as
-    the shorter of two reaches."""
-    if len({each.shape[1] for way in ways for each in way}) == 1:
-        fewer, more = sorted((np.concatenate([*way]) for way in ways), key=len)
-        if len(fewer) == len(more) and close(fewer, more).all():
-            return True
-        left = np.ones(len(more), bool)
-        return bool(len(fewer)) and all(_taken(row, more, left, close) for row in fewer)
-    rows = [[row for each in way for row in each] for way in ways]
-    if max(map(len, rows)) > MOST_RAGGED:
-        return True  # nobody looks
-    few, many = sorted(rows, key=len)
-    return any(_ragged_held(few, many, close, right=right) for right in (False, True))
-
-
-def _ragged_held(few: Sequence[Numbers], many: Sequence[Numbers], close: _Close, *, right: bool) -> bool:
-    """The same of rows that are not equally long, held side by side from one end."""
-    left = sorted(many, key=len, reverse=True)
-    for row in sorted(few, key=len, reverse=True):
-        width = [min(len(row), len(each)) for each in left]
-        parts = ((row[len(row) - size :], each[len(each) - size :]) if right else (row[:size], each[:size])
-                 for each, size in zip(left, width, strict=True))  # fmt: skip
-        found = next((at for at, pair in enumerate(parts) if close(*pair).all()), None)
-        if found is None:
-            return False
-        del left[found]
-    return True
-
-
-def _taken(row: Numbers, rows: Numbers, left: npt.NDArray[np.bool_], close: _Close) -> bool:
-    """Whether a row is among those of others that are left, where it is marked as taken."""
-    same = np.flatnonzero(left & close(row, rows).all(axis=1))
-    left[same[:1]] = False
-    return bool(len(same))
-
-
 def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, plain: str) -> str:
     site, one, other, alike = found
     verb = "reads" if site.kind == BEGINS else "gives" if site.path.startswith(RESULT) else "makes"
@@ -409,7 +279,9 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     else:
         where = f"{one.statement.shown()} {verb} it {names[0]} and {other.statement.shown()} {names[1]}"
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
-    out = f" out of what is alike, {' and '.join(told)}" if told and site.kind == ENDS else ""
+    fewer = any(_rows_of(mine) != _rows_of(its) for mine, its in alike.values())
+    reach = " as far as the fewer rows go" * fewer
+    out = f" out of what is alike{reach}, {' and '.join(told)}" if told and site.kind == ENDS else ""
     out = f", reading {plain}" if plain else out
     return (
         f"The first tensor of your own lines that is not alike, taken over all calls and ranks of {when}, is "
@@ -446,9 +318,9 @@ def _trail(first: _Apart, others: Iterator[_Apart], names: tuple[str, str], near
     return f" Behind it follow {'; '.join(told)}." if told else ""
 
 
-def _longer(both: tuple[_Values, _Values], names: tuple[str, str]) -> str:
+def _longer(both: tuple[Values, Values], names: tuple[str, str]) -> str:
     """That a value that is alike has more rows, or longer ones, in one way, in brackets; empty where it has not."""
-    rows = [sum(each.shape[0] for each in values.outlines if each.shape) for values in both]
+    rows = [*map(_rows_of, both)]
     if rows[0] != rows[1]:
         return f" (in {rows[0]} rows {names[0]} and {rows[1]} {names[1]})"
     lengths = [[each.shape[1] for each in values.outlines if len(each.shape) > 1] for values in both]
@@ -458,6 +330,11 @@ def _longer(both: tuple[_Values, _Values], names: tuple[str, str]) -> str:
     flat = [np.concatenate([each.numbers[each.numbers != 0] for each in values.outlines]) for values in both]
     zeros = len(flat[0]) == len(flat[1])
     return f" (whose rows {'are filled up with zeros' if zeros else 'go on, and not with zeros,'} {names[longer]})"
+
+
+def _rows_of(values: Values) -> int:
+    """How many rows there are of a value in all, those of numbers left out."""
+    return sum(each.shape[0] for each in values.outlines if each.shape)
 
 
 def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str], near: float) -> str:
@@ -480,7 +357,7 @@ def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str]
             if len({*factors}) == 1:
                 return f", {factors[0]} times as large {names[1]}"
             return f", {', '.join(factors)} times as large {names[1]}, {by} by {by}"
-    apart = int((~_close(one, other, near, _scale([one, other]))).any(axis=1).sum())
+    apart = int((~close_to(one, other, near, scale_of([one, other]))).any(axis=1).sum())
     again = [len(rows) - len(np.unique(rows, axis=0)) for rows in (one, other)]
     twice = [f", of which {number} come again {name}" for number, name in zip(again, names, strict=True) if number]
     some = f", in {apart} of {len(one)} rows" if 0 < apart < len(one) else ""

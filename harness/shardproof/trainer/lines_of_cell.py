@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from shardproof.diff import Difference
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_MODULES
-from shardproof.trainer.first_apart import CLOSE, Where, first_apart, value_alike
+from shardproof.trainer.first_apart import Where, first_apart, value_alike
+from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
 from shardproof.trainer.lines import Moment, unpacked

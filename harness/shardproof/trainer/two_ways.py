@@ -22,6 +22,7 @@ from shardproof.trainer.backward_apart import (
     averaged_apart,
     backward_apart,
     counts_of,
+    other_lengths,
     same_lengths,
     some_come_out_alike,
 )
@@ -294,8 +295,9 @@ def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Dif
     shapes = [{name: judging.at(op)[name].shape for name in judging.at(op) if name[0] == PARAMS} for op in ops]
     if not one or not other or shapes[0] != shapes[1]:
         return False
-    apart = not same_lengths(one, other, near)
-    return apart if len(one) == len(other) else any(each.key.role == PARAMS for each in wrong)
+    if len(one) == len(other):
+        return other_lengths(one, other, near)
+    return any(each.key.role == PARAMS for each in wrong)
 
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:

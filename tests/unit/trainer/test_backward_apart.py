@@ -7,6 +7,7 @@ from shardproof.trainer.backward_apart import (
     averaged_apart,
     backward_apart,
     counts_of,
+    other_lengths,
     same_lengths,
     some_come_out_alike,
 )
@@ -84,6 +85,9 @@ def test_whether_the_backward_leaves_the_same_lengths() -> None:
     assert not same_lengths({0: step((1, 1))}, {0: step((2, 1))}, 0.01)
     assert not same_lengths({0: step((1, 1))}, {0: step((1, 1), (1, 1))}, 0.01)
     assert not same_lengths({}, {}, 0.01)
+    assert other_lengths({0: step((1, 1))}, {0: step((2, 1))}, 0.01)
+    assert not other_lengths({0: step((1, 1))}, {0: step((1, 1))}, 0.01)
+    assert not other_lengths({}, {}, 0.01), "what nobody measured is not apart"
 
 
 def test_counts_of_a_step() -> None:

@@ -7,7 +7,8 @@ and parameters of which ranks have other gradients, or one of the ways has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import isclose, sqrt
 
 from shardproof.trainer.measured import Call, OfStep, squares_of
@@ -84,6 +85,16 @@ def same_lengths(one: Ranks, other: Ranks, near: float) -> bool:
     mine, its = (_lengths(way, after=True) for way in (one, other))
     same = all(isclose(mine[name], its.get(name, -1.0), rel_tol=near) for name in mine)
     return bool(mine) and mine.keys() == its.keys() and same
+
+
+def without_names(ranks: Ranks, names: Collection[str]) -> Ranks:
+    """What each rank did, but for the gradients of some parameters, such as those of another shape in either way."""
+    if not names:
+        return ranks
+    return {
+        rank: replace(step, gradients={name: one for name, one in step.gradients.items() if name not in names})
+        for rank, step in ranks.items()
+    }
 
 
 def other_lengths(one: Ranks, other: Ranks, near: float) -> bool:

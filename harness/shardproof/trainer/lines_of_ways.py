@@ -434,7 +434,9 @@ MOST_READ = 5
 
 def _out_of(ways: Sequence[Sequence[Statement]], path: str, names: tuple[str, str]) -> str:
     """The numbers that a statement reads where it makes a number that it does not make in the other way; empty where it
-    reads none or many."""
+    reads none or many, or makes several, each of which may come of some of them alone."""
+    if any(len(paths_told(own, ENDS)) > 1 for own in ways):
+        return ""
     for own, other, name in ((ways[1], ways[0], names[1]), (ways[0], ways[1], names[0])):
         known = {*texts_told(other, ENDS, path)}
         read: tuple[Told, ...] = ()

@@ -25,6 +25,7 @@ from shardproof.trainer.backward_apart import (
     other_lengths,
     same_lengths,
     some_come_out_alike,
+    without_names,
 )
 from shardproof.trainer.calls import first_not_finite, recomputed_apart, where_they_part
 from shardproof.trainer.cells import values_of
@@ -302,7 +303,9 @@ def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Dif
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
     """Which gradients the backward leaves otherwise. ops: as in `_how_often`. near: what counts as rounding."""
-    one, other = (judging.measured.get(op, {}) for op in ops)
+    shapes = [{name: value.shape for (role, name), value in judging.at(op).items() if role == PARAMS} for op in ops]
+    reshaped = {name for name, shape in shapes[0].items() if shapes[1].get(name, shape) != shape}
+    one, other = (without_names(judging.measured.get(op, {}), reshaped) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
     calls = [judging.model_calls.get(op, {}) for op in ops]
     told = (backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))

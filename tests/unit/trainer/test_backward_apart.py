@@ -10,6 +10,7 @@ from shardproof.trainer.backward_apart import (
     other_lengths,
     same_lengths,
     some_come_out_alike,
+    without_names,
 )
 from shardproof.trainer.measured import Call, Gradient, OfStep
 
@@ -88,6 +89,7 @@ def test_whether_the_backward_leaves_the_same_lengths() -> None:
     assert other_lengths({0: step((1, 1))}, {0: step((2, 1))}, 0.01)
     assert not other_lengths({0: step((1, 1))}, {0: step((1, 1))}, 0.01)
     assert not other_lengths({}, {}, 0.01), "what nobody measured is not apart"
+    assert without_names({0: step((1, 1), (2, 2))}, {"w1"}) == {0: step((1, 1))}
 
 
 def test_counts_of_a_step() -> None:

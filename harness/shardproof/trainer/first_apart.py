@@ -283,10 +283,13 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     reach = " as far as the fewer rows go" * fewer
     out = f" out of what is alike{reach}, {' and '.join(told)}" if told and site.kind == ENDS else ""
     out = f", reading {plain}" if plain else out
-    return (
-        f"The first tensor of your own lines that is not alike, taken over all calls and ranks of {when}, is "
-        f"`{site.path}`{_how(one.outlines, other.outlines, names, near)}: {where}{out}."
-    )
+    how = _how(one.outlines, other.outlines, names, near)
+    what = f"the first tensor of your own lines that is not alike, over all calls and ranks of {when}{how}"
+    if site.path.startswith(RESULT) and one.statement.shown() == other.statement.shown():
+        number = site.path.removeprefix(RESULT)
+        made = f", made{out}" if out.startswith(" out") else out
+        return f"{f'Result{number}' if number else 'The result'} of {one.statement.shown()} is {what}{made}."
+    return f"`{site.path}` is {what}: {where}{out}."
 
 
 def _plain_apart(found: _Apart, one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:

@@ -125,6 +125,7 @@ def builds(module, zeroed):
 """
 
 ONE, OTHER = "with parts=1", "with parts=2"
+FIRST = " is the first tensor of your own lines that is not alike, over all calls and ranks of this step"
 ROWS = torch.arange(1.0, 25.0).reshape(4, 6) / 7
 
 
@@ -158,7 +159,7 @@ def test_padding_makes_something_else_where_it_is_not_masked(mine: ModuleType) -
     assert first_apart(masked[0], masked[1], (ONE, OTHER)) == ""
     bare = [of(partial(mine.total, rows, 1, False)) for rows in (ROWS, longer)]
     said = first_apart(bare[0], bare[1], (ONE, OTHER))
-    assert "of this step, is `summed`, 109.714 with parts=1 and 117.714 with parts=2: mine.py:" in said
+    assert f"`summed`{FIRST}, 109.714 with parts=1 and 117.714 with parts=2: mine.py:" in said
     assert "(`summed = (scores * mask).sum()`) makes it out of what is alike, " in said
     assert "`scores` (whose rows go on, and not with zeros, with parts=2)" in said
 
@@ -167,7 +168,7 @@ def test_rows_of_a_step_may_come_in_any_order(mine: ModuleType) -> None:
     ways = [of(partial(mine.total, rows, 2, True)) for rows in (ROWS, ROWS.flip(0))]
     assert first_apart(ways[0], ways[1], (ONE, OTHER)) == ""
     other = of(partial(mine.total, ROWS.flip(1), 2, True))
-    assert "of this step, is `rows`" in first_apart(ways[0], other, (ONE, OTHER))
+    assert f"`rows`{FIRST}" in first_apart(ways[0], other, (ONE, OTHER))
 
 
 def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) -> None:
@@ -175,7 +176,7 @@ def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) ->
     ways = [of(partial(mine.choose, ROWS, factors, table)) for table in (False, True)]
     assert first_apart(ways[0], ways[0], (ONE, OTHER)) == ""
     said = first_apart(ways[0], ways[1], ("with table=no", "with table=yes"))
-    assert "`gains`, 1, 2, 4, 8, 16, 32 times as large with table=yes, column by column: mine.py:" in said
+    assert f"`gains`{FIRST}, 1, 2, 4, 8, 16, 32 times as large with table=yes, column by column: mine.py:" in said
     assert said.endswith("(`gains = rows * factors`) with table=yes.")
     ones = [of(partial(mine.choose, ROWS, torch.ones(6), table)) for table in (False, True)]
     assert first_apart(ones[0], ones[1], ("with table=no", "with table=yes")) == ""
@@ -184,7 +185,7 @@ def test_two_lines_that_make_one_name_are_held_side_by_side(mine: ModuleType) ->
 def test_a_sum_beside_a_mean_is_told(mine: ModuleType) -> None:
     ways = [of(partial(mine.mixes, ROWS, torch.tensor(24.0), parts)) for parts in (1, 2)]
     said = first_apart(ways[0], ways[1], (ONE, OTHER))
-    assert "of this step, is `loss`" in said
+    assert f"`loss`{FIRST}" in said
     assert said.endswith(
         "(`loss = share + penalty`) reads `share`, of which the sum over all calls and ranks is alike in both ways, "
         "beside `penalty`, of which the mean is."
@@ -202,9 +203,9 @@ def test_what_is_made_column_by_column_is_the_same(mine: ModuleType) -> None:
 def test_what_a_call_comes_to_and_what_follows_is_told(mine: ModuleType) -> None:
     ways = [of(partial(mine.targets, ROWS, shift)) for shift in (1, 2)]
     said = first_apart(ways[0], ways[1], ("with shift=1", "with shift=2"))
-    assert "of this step, is `its result 2`: mine.py:" in said
     line = "(`return rows[:, :-2], rows[:, shift : shift + 4]`)"
-    assert f"{line} gives it, reading `shift` = 1 with shift=1 and `shift` = 2 with shift=2." in said
+    assert said.startswith("Result 2 of mine.py:")
+    assert f"{line}{FIRST}, reading `shift` = 1 with shift=1 and `shift` = 2 with shift=2." in said
     assert "Behind it follow `wanted`" in said
     assert "`loss`" in said
 
@@ -216,7 +217,7 @@ def test_values_in_other_rows_are_held_side_by_side_as_a_whole(mine: ModuleType)
     changed = flat.clone()
     changed[0, 7] += 1
     other = of(partial(mine.total, changed, 1, True))
-    assert "is `rows`: mine.py:" in first_apart(ways[0], other, (ONE, OTHER)), "its first row is one of the four"
+    assert f"`rows`{FIRST}: mine.py:" in first_apart(ways[0], other, (ONE, OTHER)), "its first row is one of the four"
 
 
 def test_who_set_an_attribute_that_a_line_gives_is_told(mine: ModuleType) -> None:
@@ -234,13 +235,13 @@ def test_who_set_an_attribute_that_a_line_gives_is_told(mine: ModuleType) -> Non
 
 def test_matrices_of_several_widths_under_one_name_are_no_error(mine: ModuleType) -> None:
     ways = [of(partial(mine.widths, factor)) for factor in (1.0, 2.0)]
-    assert "is `part`" in first_apart(ways[0], ways[1], (ONE, OTHER))
+    assert f"`part`{FIRST}" in first_apart(ways[0], ways[1], (ONE, OTHER))
 
 
 def test_rows_that_come_again_are_no_padding(mine: ModuleType) -> None:
     again = torch.cat([ROWS[2:], ROWS[2:]])
     ways = [of(partial(mine.total, rows, 1, True)) for rows in (ROWS, again)]
-    assert "is `rows`, in 2 of 4 rows, of which 2 come again with parts=2" in first_apart(*ways, (ONE, OTHER))
+    assert f"`rows`{FIRST}, in 2 of 4 rows, of which 2 come again with parts=2" in first_apart(*ways, (ONE, OTHER))
 
 
 def test_a_value_that_goes_nowhere_is_told(mine: ModuleType) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -202,12 +202,18 @@ def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tu
 def _seen(ran: OfRanks) -> dict[_Site, Values]:
     """The tensors that statements read and made, in order; of a value that a statement adds to, what it added. Nothing
     of a path under which there was one that nobody knows."""
+    return _seen_once(tuple(sorted(ran.items())))
+
+
+@lru_cache(maxsize=8)
+def _seen_once(ran: tuple[tuple[int, bytes], ...]) -> dict[_Site, Values]:
+    """The same of ranks in order, for what looks at both ways of a step several times."""
     found: dict[_Site, Values] = {}
     unknown = set[_Site]()
-    for rank in sorted(ran):
-        outlines = outlines_of(ran[rank])
+    for rank, data in ran:
+        outlines = outlines_of(data)
         read, before = dict[tuple[str, int, str, int], Outline](), dict[_Site, str]()
-        for statement in unpacked(ran[rank]):
+        for statement in unpacked(data):
             for told in statement.values if statement.kind in (BEGINS, ENDS) and statement.file else ():
                 if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
                     continue

@@ -7,7 +7,7 @@ beside the first move. *Does not verify*: that it should follow: an average may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shardproof.trainer.every_mesh import Name, Values
 from shardproof.trainer.rounding import FLOATS
@@ -32,9 +32,13 @@ def left_behind(moments: Sequence[Values]) -> str:
     first = moments[0]
     names = [name for name, value in first.items() if name[0] in _ROLES and value.dtype in FLOATS and value.data]
     moves = {name for name in names if any(each.get(name) != first[name] for each in moments)}
-    still = [name for name in names if name not in moves]
-    found = {name: led for name in still if (led := _leader(name, moves, first)) is not None}
-    behind = [name for name, led in found.items() if _follows(name, led, moves, first)]
+    by_end: dict[str, list[Name]] = {}
+    for name in moves:
+        by_end.setdefault(_end(name), []).append(name)
+    found = {name: led for name in names if name not in moves
+             and (led := _leader(name, by_end.get(_end(name), ()), first)) is not None}  # fmt: skip
+    moving = {name[1] for name in moves}
+    behind = [name for name, led in found.items() if _follows(name, led, moving)]
     if not behind:
         return ""
     more = f" and {len(behind) - MOST_NAMES} more" if len(behind) > MOST_NAMES else ""
@@ -48,30 +52,23 @@ def left_behind(moments: Sequence[Values]) -> str:
     )
 
 
-def _leader(name: Name, moves: set[Name], values: Values) -> Name | None:
-    """What moves, has as many elements, and shares most of the last words of a name."""
+def _end(name: Name) -> str:
+    """The last words of a name that another one has to have, too."""
+    return ".".join(name[1].split(".")[-LEAST_WORDS:])
 
-    def shared(other: Name) -> int:
-        return _shared(name[1], other[1])
 
+def _leader(name: Name, moves: Sequence[Name], values: Values) -> Name | None:
+    """Of what moves and ends alike, what has as many elements and shares most of the last words of a name."""
     same = [one for one in moves if values[one].shape == values[name].shape and values[one].dtype == values[name].dtype]
-    best = max(same, key=shared, default=None)
-    return best if best is not None and shared(best) >= LEAST_WORDS else None
+    return max(same, key=lambda one: (_shared(name[1], one[1]), one), default=None)
 
 
-def _follows(name: Name, led: Name, moves: set[Name], values: Values) -> bool:
+def _follows(name: Name, led: Name, moving: Collection[str]) -> bool:
     """Whether siblings of a value, of which the names begin as its own does, move with siblings of its leader."""
     words = _shared(name[1], led[1])
-    mine, its = (one[1].split(".")[:-words] for one in (name, led))
-    if mine == its or not mine:
-        return False
-    for one in moves:
-        parts = one[1].split(".")
-        if parts[: len(mine)] == mine:
-            other = ".".join([*its, *parts[len(mine) :]])
-            if any(each[1] == other for each in moves):
-                return True
-    return False
+    mine, its = (".".join(one[1].split(".")[:-words]) for one in (name, led))
+    siblings = (one.removeprefix(f"{mine}.") for one in moving if mine and one.startswith(f"{mine}."))
+    return mine != its and any(f"{its}.{rest}" in moving or (not its and rest in moving) for rest in siblings)
 
 
 def _shared(one: str, other: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import b85decode
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -183,7 +183,7 @@ def outlines_of(data: bytes) -> dict[str, Outline]:
 
 def _outline(text: str, packed: str) -> Outline:
     shape = tuple(map(int, re.findall(r"[0-9]+", text.partition("(")[2].partition(")")[0])))
-    return Outline(shape, np.frombuffer(b85decode(packed), np.float32).reshape(shape[:2]))
+    return Outline(shape, np.frombuffer(b64decode(packed), np.float32).reshape(shape[:2]))
 
 
 def unevenly_reduced(data: bytes) -> str:

@@ -103,14 +103,13 @@ def _in_ways(one: bool, other: bool, names: tuple[str, str]) -> str:
 
 def lines_of_build(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:
     """Which lines of `build` set last what two ways begin with otherwise. ops: their builds."""
-    one, other = (judging.ran.get(op, {}).get(0) for op in ops)
-    if one is None or other is None:
+    ran = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
+    if 0 not in ran[0].keys() & ran[1]:
         return ""
     ways, told = (f"with {names[0]}", f"with {names[1]}"), [each.key.fqn for each in wrong]
-    ran = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
     return judging.explained(
         lambda: paragraphs(
-            built_otherwise(one, other, told, ways),
+            built_otherwise(ran[0][0], ran[1][0], told, ways),
             first_apart(*ran, ways, CLOSE, never_the_same(judging), "`build`")[0],
             of_two_ways(*ran, ways, "of `build`"),
         )

@@ -289,12 +289,18 @@ def _weighed(judging: Judging, ops: tuple[int, int], names: tuple[str, str], nea
     return weighed_apart(mine, its, names, common=common)
 
 
+def _reshaped(judging: Judging, ops: tuple[int, int]) -> set[str]:
+    """The parameters of both ways that have another shape in either. ops: as in `_how_often`."""
+    mine, its = (judging.at(op) for op in ops)
+    return {key[1] for key in mine.keys() & its.keys() if key[0] == PARAMS and mine[key].shape != its[key].shape}
+
+
 def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Difference], near: float) -> bool:
     """Whether a backward leaves gradients of another length in one of two ways or, of other numbers of ranks, whether
     parameters come out otherwise."""
     one, other = (judging.measured.get(op, {}) for op in ops)
-    shapes = [{name: judging.at(op)[name].shape for name in judging.at(op) if name[0] == PARAMS} for op in ops]
-    if not one or not other or shapes[0] != shapes[1]:
+    params = [{name for role, name in judging.at(op) if role == PARAMS} for op in ops]
+    if not one or not other or params[0] != params[1] or _reshaped(judging, ops):
         return False
     if len(one) == len(other):
         return other_lengths(one, other, near)
@@ -303,8 +309,7 @@ def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Dif
 
 def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
     """Which gradients the backward leaves otherwise. ops: as in `_how_often`. near: what counts as rounding."""
-    shapes = [{name: value.shape for (role, name), value in judging.at(op).items() if role == PARAMS} for op in ops]
-    reshaped = {name for name, shape in shapes[0].items() if shapes[1].get(name, shape) != shape}
+    reshaped = _reshaped(judging, ops)
     one, other = (without_names(judging.measured.get(op, {}), reshaped) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
     calls = [judging.model_calls.get(op, {}) for op in ops]

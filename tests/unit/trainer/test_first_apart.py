@@ -3,7 +3,7 @@ have, and what is told of lines that write buffers, or let no gradient through."
 
 from __future__ import annotations
 
-from base64 import b85decode
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -332,4 +332,4 @@ def test_a_conditional_expression_decides_and_what_both_read_alike_does_not(mine
     ],
 )
 def test_outlines_are_the_numbers_of_the_first_two_dimensions(value: Any, numbers: list[float]) -> None:
-    assert np.frombuffer(b85decode(outline_of(value)), np.float32).tolist() == numbers
+    assert np.frombuffer(b64decode(outline_of(value)), np.float32).tolist() == numbers

@@ -94,6 +94,28 @@ class Small(nn.Module):
         return rows * torch.ones(1, requires_grad=True)
 
 
+class Tree(nn.Module):
+    """Calls itself, as a model of trees does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        """All rows, and the first of them as a branch."""
+        leaf: torch.Tensor = self.leaf(rows)
+        return leaf + self(rows[:1], depth - 1) if depth else leaf
+
+
+def test_a_model_that_calls_itself_is_called_once() -> None:
+    inputs, model = Inputs(), Tree()
+    with inputs.watched():
+        for rows in torch.arange(8.0).reshape(4, 2).chunk(2):
+            model(rows).sum().backward()
+    calls = model_calls_by_op([inputs.record(0, 0)])[0][0]
+    assert [len(call.rows) for call in calls] == [2, 2]
+
+
 def test_a_call_that_raised_and_was_made_again_does_not_count() -> None:
     inputs, model = Inputs(), nn.Sequential(nn.Identity(), Small())
     with inputs.watched():

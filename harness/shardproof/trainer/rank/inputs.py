@@ -105,7 +105,7 @@ class Inputs:
     def _begins(self, called: nn.Module, args: Any) -> None:
         if not _is_forward():
             return
-        if id(called) == self._outermost and self._open:  # it raised when it was called before, and somebody caught it
+        if id(called) == self._outermost and self._open and not _is_inside(called):  # it raised, and somebody caught it
             self._open = 0
             self.given = [one for one in self.given if one is not self._call]
             self._waiting = [one for one in self._waiting if one is not self._call]
@@ -229,6 +229,19 @@ def _is_forward() -> bool:
     """Whether a module is called by the trainer to train, and neither traced nor computed anew in a backward."""
     traced = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
     return torch.is_grad_enabled() and not traced
+
+
+def _is_inside(called: nn.Module) -> bool:
+    """Whether a call of a module is still running, as of one that calls itself: what Python runs below the one that
+    begins has it as its own first name, in a file that is not torch's machinery of modules."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        first = frame.f_code.co_varnames[:1]
+        machinery = frame.f_code.co_filename in (__file__, module.__file__)
+        if first and not machinery and frame.f_locals.get(first[0]) is called:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _parameters(holder: Any) -> Iterator[torch.Tensor]:

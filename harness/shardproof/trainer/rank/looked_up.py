@@ -107,7 +107,8 @@ def _told(value: Any, left: Iterator[int]) -> str:
     if type(value) in (str, bytes):
         return _shortened(repr(value))
     if isinstance(value, torch.Tensor):
-        return f"DTensor {_of_tensor(value)}" if isinstance(value, DTensor) and _of_tensor(value) else _of_tensor(value)
+        said = _of_tensor(value)
+        return f"DTensor {said}" if said and isinstance(value, DTensor) else said
     if isinstance(value, (np.ndarray, np.number)):
         return _of_array(value)
     if isinstance(value, torch.Generator):
@@ -141,10 +142,15 @@ def _of_tensor(value: torch.Tensor) -> str:
         return ""
     if value.numel() == 1 and value.dtype in _FORMATS:
         return f"{TENSOR}{np.frombuffer(data, _FORMATS[value.dtype])[0].item()!r}"
-    few = ""
-    if value.numel() <= MOST_SHOWN and value.dtype in _FORMATS:
-        few = f"[{', '.join(f'{number:.6g}' for number in np.frombuffer(data, _FORMATS[value.dtype]))}] "
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {few}{digest(data)}"
+    numbers = np.frombuffer(data, _FORMATS[value.dtype]) if value.dtype in _FORMATS else None
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {_shown(numbers)}{digest(data)}"
+
+
+def _shown(numbers: npt.NDArray[Any] | None) -> str:
+    """The numbers of a tensor or an array in front of its digest, with a space behind; empty of many, or of none that
+    can be read."""
+    few = numbers is not None and numbers.size <= MOST_SHOWN
+    return f"[{', '.join(f'{number:.6g}' for number in numbers.ravel())}] " if few and numbers is not None else ""
 
 
 def _of_array(value: npt.NDArray[Any] | np.number[Any]) -> str:
@@ -153,8 +159,7 @@ def _of_array(value: npt.NDArray[Any] | np.number[Any]) -> str:
         return ""
     if value.ndim == 0:
         return repr(value.item())
-    few = f"[{', '.join(f'{number:.6g}' for number in value.ravel())}] " if value.size <= MOST_SHOWN else ""
-    return f"{value.dtype} {value.shape} {few}{digest(value.tobytes())}"
+    return f"{value.dtype} {value.shape} {_shown(np.asarray(value))}{digest(value.tobytes())}"
 
 
 def bytes_of(value: torch.Tensor) -> bytes:
@@ -165,14 +170,16 @@ def bytes_of(value: torch.Tensor) -> bytes:
     size, itemsize = value.numel(), value.element_size()
     if value.layout is not torch.strided or value.device.type != "cpu" or not 0 < size * itemsize <= MOST_BYTES:
         return b""
-    extent = 1 + sum((length - 1) * stride for length, stride in zip(value.shape, value.stride(), strict=True))
+    whole = value.is_contiguous()
+    parts = () if whole else zip(value.shape, value.stride(), strict=True)
+    extent = size if whole else 1 + sum((length - 1) * stride for length, stride in parts)
     within = value.untyped_storage().nbytes() >= (value.storage_offset() + extent) * itemsize
     if extent * itemsize > MOST_EXTENT or not within:
         return b""
     if torch._C._functorch.is_functorch_wrapped_tensor(value) or not value.data_ptr():
         return b""
     data = ctypes.string_at(value.data_ptr(), extent * itemsize)
-    if value.is_contiguous():
+    if whole:
         return data
     elements = np.frombuffer(data, f"V{itemsize}")
     strides = [stride * itemsize for stride in value.stride()]

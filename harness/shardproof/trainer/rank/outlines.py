@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b85encode
+from base64 import b64encode
 from math import prod
 from typing import Any
 
@@ -18,7 +18,7 @@ MOST_NUMBERS = 256
 
 def outline_of(value: torch.Tensor | npt.NDArray[Any]) -> str:
     """The elements of a tensor or an array of one or two dimensions or, of one with more, the sums over all dimensions
-    behind the second, as 32-bit numbers in base 85; empty where there are none or too many, or they cannot be read.
+    behind the second, as 32-bit numbers in base 64; empty where there are none or too many, or they cannot be read.
 
     Source: `shardproof.trainer.first_apart`, which reads it.
     """
@@ -30,4 +30,4 @@ def outline_of(value: torch.Tensor | npt.NDArray[Any]) -> str:
         return ""
     with np.errstate(all="ignore"):
         sums = numbers.astype(np.float64).reshape(*shape[:2], -1).sum(-1) if len(shape) > 2 else numbers
-        return b85encode(sums.astype(np.float32).tobytes()).decode()
+        return b64encode(sums.astype(np.float32).tobytes()).decode()

@@ -345,7 +345,8 @@ class _InFrame:
         following = self.statements.get(frame.f_lineno) if event == "line" else None
         if following is not None and following is self.now and following.last > following.line:
             return  # another line of the same
-        if event == "return" and self.now is not None and self.place and self.now.text.startswith("return "):
+        returns = event == "return" and self.makes and self.now is not None and self.now.text.startswith("return ")
+        if returns and self.place:
             if results := self._results(arg):
                 self.ran.told.append((self.place, ENDS + self.goes_on, results))
         elif self.now is not None and self.now.text.startswith("for ") and self._has_ended(self.now, frame):

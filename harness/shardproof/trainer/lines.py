@@ -176,6 +176,21 @@ def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
     return {(file, line): often for (file, line, _), often in _said(data)["reduced"]}
 
 
+class Flowed(NamedTuple):
+    """A gradient that arrived at a value in a backward. made: the statement that made the value. path: of the value.
+    text: of the gradient; empty where the value is a tensor that another statement made, at which it is looked at."""
+
+    made: Statement
+    path: str
+    text: str = ""
+
+
+def flowed(data: bytes) -> list[Flowed]:
+    """The gradients that arrived at values, in the order of the backward, behind values that are made again."""
+    arrived, again = _said(data).get("flowed", ([], []))
+    return [Flowed(Statement(file, line, text, ENDS, ()), *more) for (file, line, text), *more in (*again, *arrived)]
+
+
 def outlines_of(data: bytes) -> dict[str, Outline]:
     """Text of a tensor → its outline."""
     return {text: _outline(text, packed) for text, packed in _said(data).get("outlines", {}).items()}

@@ -11,6 +11,7 @@ from shardproof.diff import Difference
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_MODULES
 from shardproof.trainer.first_apart import Where, first_apart, value_alike
+from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
@@ -24,6 +25,7 @@ from shardproof.trainer.lines_of_ranks import (
     written_otherwise,
 )
 from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.rates_set import rates_set
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.setters import who_set_read
 from shardproof.trainer.telling import paragraphs
@@ -75,7 +77,9 @@ def lines_of(
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
         alike = value_alike(*step, ways, near or CLOSE) if gradients and not first else ""
-        return paragraphs(alike, touched, scaled_by_ranks(step[1]), written, lines)
+        flow = flow_apart(*step, ways, near or CLOSE) if gradients and not first else ""
+        rates = rates_set(one, other, ways)
+        return paragraphs(flow, alike, rates, touched, scaled_by_ranks(step[1]), written, lines)
 
     return first, paragraphs(judging.explained(of_step), of_build)
 

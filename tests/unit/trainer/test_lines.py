@@ -46,6 +46,7 @@ from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.statements import statements_of
+from shardproof.trainer.rates_set import rates_set
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -259,15 +260,50 @@ def test_the_number_that_a_line_scales_by_is_measured(mine: ModuleType) -> None:
     assert "backward()" in next(iter(scaled))
 
 
-def test_a_line_that_sets_a_learning_rate_is_told(mine: ModuleType) -> None:
-    rows = list[bytes]()
-    for rate in (0.1, 0.2):
-        groups: dict[str, Any] = {"last": 0.0}
-        record = Ran(rates=lambda groups=groups: [repr(groups["last"])])
-        rows.append(ran(partial(mine.restore, groups, {"last": rate}), record))
-    assert [touch.rated for touch in touched(rows[0])] == [[["", "0.0", "0.1"]], [["", "0.1", "1.1"]]]
-    said = of_two_ways({0: rows[0]}, {0: rows[1]}, ("with n=1", "with n=2"))
-    assert '(`schedule["last"] = kept["last"]`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said
+SCHEDULES = """
+def build(weight, rate):
+    optimizer = torch.optim.SGD([weight], 0.5)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return optimizer
+
+def step(optimizer, weight, rate):
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = rate
+"""
+
+
+def _ran_with_rate(module: ModuleType, rate: float) -> list[Moment]:
+    """A build that sets a rate, and two steps, each of which sets 0.3 when it is over."""
+    weight, built = torch.zeros(2), list[torch.optim.Optimizer]()
+    record = Ran(lambda: {id(weight): ref(weight)})
+    build = ran(lambda: built.append(module.build(weight, rate)), record)
+    steps = [ran(lambda: module.step(built[0], weight, 0.3), record, {id(weight): "w"}) for _ in range(2)]
+    return [
+        Moment(replace(step(0), kind="build"), {0: build}),
+        *(Moment(step(at), {0: data}) for at, data in enumerate(steps)),
+    ]
+
+
+def test_lines_that_set_learning_rates_are_told(tmp_path: Path) -> None:
+    module = written(tmp_path, SCHEDULES)
+    ways = [_ran_with_rate(module, rate) for rate in (0.1, 0.2)]
+    rows = [way[0].ran[0] for way in ways]
+    assert [[touch.rated for touch in touched(row) if touch.rated] for row in rows] == [
+        [[["", "0.5", "0.1"]]], [[["", "0.5", "0.2"]]]
+    ]  # fmt: skip
+    names = "with n=1", "with n=2"
+    assert rates_set(ways[0][:2], ways[1][:2], names) == (
+        "The learning rate that this step was made with was set last to 0.1 with n=1 by mine.py:5 "
+        '(`group["lr"] = rate`) in `build` and to 0.2 with n=2 by mine.py:5 (`group["lr"] = rate`) in `build`.'
+    )
+    assert rates_set(*ways, names) == ""
+    assert rates_set(ways[0][:2], ways[1], names).endswith(
+        'to 0.3 with n=2 by mine.py:11 (`optimizer.param_groups[0]["lr"] = rate`) in step 0.'
+    )
+    said = of_two_ways({0: rows[0]}, {0: rows[1]}, names, "of `build`")
+    assert '(`group["lr"] = rate`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said
 
 
 def test_ranks_that_draw_from_other_seeds_are_told(mine: ModuleType) -> None:

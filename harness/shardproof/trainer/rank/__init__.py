@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
-from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -65,7 +64,6 @@ from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.inputs import Inputs
 from shardproof.trainer.rank.loaded_keys import LoadedKeys
 from shardproof.trainer.rank.loading import values
-from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.measured import Measured, called
 from shardproof.trainer.rank.pieces import Held
 from shardproof.trainer.rank.plain import numbers_of
@@ -102,8 +100,7 @@ class Rank:
         self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
         self.state_calls = StateCalls(context.directory)
-        self.ran = Ran(self._known, self.state_calls, self._rates, lambda: self.buffers)
-        self.optimizers: list[ReferenceType[torch.optim.Optimizer]] = []
+        self.ran = Ran(self._known, self.state_calls, lambda: self.buffers)
         self.parameters: dict[int, Held] = {}
         self.of_modules: dict[int, Callable[[], torch.Tensor | None]] = {}
         self.buffers: dict[str, Callable[[], torch.Tensor | None]] = {}
@@ -156,12 +153,6 @@ class Rank:
     def _known(self) -> dict[int, Callable[[], torch.Tensor | None]]:
         """The parameters that are known so far, of modules and of optimizers, by identity."""
         return {**self.of_modules, **self.measured.known()}
-
-    def _rates(self) -> list[str]:
-        """The learning rates of the param groups of torch's optimizers that were found latest."""
-        held = (reference() for reference in self.optimizers)
-        groups = (group for one in held if one is not None for group in vars(one).get("param_groups", ()))
-        return [told(group.get("lr")) for group in groups]
 
     def _take(self, op: Op) -> None:
         """Keep what is there after an update in the midst of `fit`."""
@@ -295,7 +286,7 @@ class Rank:
         self.parameters = state.parameters
         self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
         self.buffers = state.buffers
-        self.optimizers = [ref(met.value) for met in state.way.met if isinstance(met.value, torch.optim.Optimizer)]
+        self.ran.know(met.value for met in state.way.met if isinstance(met.value, torch.optim.Optimizer))
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)

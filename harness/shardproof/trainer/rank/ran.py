@@ -18,12 +18,13 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from shardproof.trainer.lines import (
 )  # fmt: skip
 from shardproof.trainer.measured import Size, factor_between
 from shardproof.trainer.rank.collectives import begun_collectives
+from shardproof.trainer.rank.flows import Flows
 from shardproof.trainer.rank.lengths import size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
 from shardproof.trainer.rank.outlines import outline_of
@@ -102,22 +104,21 @@ class Ran:
     A value is [path, text, owner], where an owner is a number for the frame or the object that has the last name of a
     path. begun: how many statements. cut: whether later ones were not looked at. touched: place of a statement → what
     became of parameters and their gradients while it ran, and of which, by identity. scaled: place of a statement → by
-    which numbers it has multiplied gradients. collectives: place of a statement
-    → which began while it ran, each time: their groups, and which of a group's they are. parameters: those to look at.
-    state_calls: is told of calls that ask for a state, or give one. rates: the learning rates of the param groups that
-    are known. rated: place of a statement → of which group it changed the rate, from what to what, each time.
-    outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name. rebuffered: place of a
-    statement → the buffers that it has written, each time.
+    which numbers it has multiplied gradients. collectives: place of a statement → which began while it ran, each time:
+    their groups, and which of a group's they are. parameters: those to look at. state_calls: is told of calls that ask
+    for a state, or give one. rated: place of a statement → of which group it changed the learning rate, from what to
+    what, each time. outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name.
+    rebuffered: place of a statement → the buffers that it has written, each time.
     """
 
     def __init__(
         self,
         parameters: Callable[[], Mapping[int, Callable[[], torch.Tensor | None]]] = dict,
         state_calls: StateCalls | None = None,
-        rates: Callable[[], list[str]] = list,
         buffers: Callable[[], Mapping[str, Callable[[], torch.Tensor | None]]] = dict,
     ) -> None:
-        self.parameters, self.state_calls, self.rates = parameters, state_calls, rates
+        self.parameters, self.state_calls = parameters, state_calls
+        self._met = list[ReferenceType[torch.optim.Optimizer]]()
         self.buffers = buffers
         self._of_buffers = dict[str, object]()
         self.rebuffered: dict[Place, list[str]] = {}
@@ -134,6 +135,7 @@ class Ran:
         self.begun, self.cut, self.spent_s = 0, False, 0.0
         self.frames, self.foreign = 0, set[str]()
         self.outlines = dict[str, str]()
+        self.flows = Flows(self.outline)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -185,7 +187,7 @@ class Ran:
         number = {place: at for at, place in enumerate(places)}
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         told = {"places": places, "touched": touched, "reduced": reduced, "scaled": scaled, "rated": rated,
-                "cut": self.cut, "ran": ran, "outlines": self.outlines}  # fmt: skip
+                "cut": self.cut, "ran": ran, "flowed": self.flows.taken(), "outlines": self.outlines}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
@@ -259,6 +261,27 @@ class Ran:
                     self._size(key, place, new=was[1] is None)
                     what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED
                     done.setdefault(what, []).append(key)
+
+    def meet(self, optimizer: torch.optim.Optimizer, place: Place | None) -> None:
+        """Know an optimizer that a statement names, such as the one that makes it, and tell its rates."""
+        if all(each is not optimizer for each in self.optimizers()):
+            self._met.append(ref(optimizer))
+            self._rates = self.rates()
+            if place:
+                self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are known and still there."""
+        return [one for reference in self._met if (one := reference()) is not None]
+
+    def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Know these optimizers, and no others."""
+        self._met = [*map(ref, optimizers)]
+
+    def rates(self) -> list[str]:
+        """The learning rates of the param groups of the optimizers that are known."""
+        groups = (group for one in self.optimizers() for group in vars(one).get("param_groups", ()))
+        return [told(group.get("lr")) for group in groups]
 
     def _look_at_rates(self, place: Place) -> None:
         """Tell that a statement has set a learning rate."""
@@ -353,7 +376,7 @@ class _InFrame:
             pass
         elif self.now is not None and self.place and self.makes and (self.now.makes or self.now.may_change):
             changed = [one for one in self._values(self.now.may_change, frame) if one not in self.read]
-            made = self._values(self.now.makes, frame)
+            made = self._values(self.now.makes, frame, follow=True)
             if self.now.makes or changed:
                 self.ran.told.append((self.place, ENDS + self.goes_on, [*made, *changed]))
         self.now = following
@@ -381,17 +404,27 @@ class _InFrame:
             said = told(value) if isinstance(value, torch.Tensor) else ""
             if said:
                 self.ran.outline(said, value)
-                found.append((f"{RESULT}{f' {number + 1}' * several}", said, self.owner))
+                path = f"{RESULT}{f' {number + 1}' * several}"
+                if self.place:
+                    self.ran.flows.follow(value, self.place, path)
+                found.append((path, said, self.owner))
         return found
 
-    def _values(self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType) -> list[tuple[str, str, int]]:
+    def _values(
+        self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType, *, follow: bool = False
+    ) -> list[tuple[str, str, int]]:
+        """What there is under paths, each as [path, text, owner]. follow: whether gradients that arrive there are."""
         found, names = list[tuple[str, str, int]](), frame.f_locals if paths else {}
         for text, path in paths:
             with suppress(Exception):  # of a kind that has no text
                 value, owner = looked_up(path, names, frame.f_globals, self.owner)
+                if isinstance(value, torch.optim.Optimizer):
+                    self.ran.meet(value, self.place)
                 if said := told(value):
                     self.ran.outline(said, value)
                     found.append((called(text, path, names, frame.f_globals, self.owner), said, owner))
+                    if follow and self.place:
+                        self.ran.flows.follow(value, self.place, found[-1][0])
         return found
 
     def _read(self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType) -> list[tuple[str, str, int]]:

@@ -43,10 +43,10 @@ def _of(folder: Path, way: str, parts: int = 1, share: float = 1.0) -> dict[int,
 def test_a_gradient_that_is_let_through_in_one_way_alone_is_told(tmp_path: Path) -> None:
     said = flow_apart(_of(tmp_path, ""), _of(tmp_path, "scaled"), NAMES, CLOSE)
     assert said == (
-        "In the backward, gradients are alike until that of `score`, which mine.py:10 (`score = target * 2`) made, and "
-        "the first that is not arrives at `hidden`, which mine.py:4 (`hidden = part @ weight`) made: it is 0.5 times as "
-        "long with n=2 as with n=1. Look at what lies between these two. These lines read it in one way alone: "
-        "mine.py:9 (`target = hidden * 0.5 + hidden.detach() * 0.5`) with n=2."
+        "In the backward, gradients are alike until that of `score`, which mine.py:10 (`score = target * 2`) made, "
+        "and the first that is not arrives at `hidden`, which mine.py:4 (`hidden = part @ weight`) made: it is 0.5 "
+        "times as long with n=2 as with n=1. Look at what lies between these two. These lines read it in one way "
+        "alone: mine.py:9 (`target = hidden * 0.5 + hidden.detach() * 0.5`) with n=2."
     )
 
 
@@ -57,9 +57,8 @@ def test_a_gradient_that_never_arrives_is_told(tmp_path: Path) -> None:
     for way in ("", "cut"):
         weight = torch.arange(1.0, 5.0).reshape(2, 2).requires_grad_()
         ways.append({0: ran(partial(module.train, weight, rows, way))})
-    assert "arrives at `hidden`, which mine.py:4 (`hidden = part @ weight`) made: none arrives with n=2." in flow_apart(
-        ways[0], ways[1], NAMES, CLOSE
-    )
+    said = flow_apart(ways[0], ways[1], NAMES, CLOSE)
+    assert "arrives at `hidden`, which mine.py:4 (`hidden = part @ weight`) made: none arrives with n=2." in said
     assert "made: none arrives with n=1." in flow_apart(ways[1], ways[0], NAMES, CLOSE)
 
 

@@ -206,6 +206,23 @@ def test_weights_that_stand_still_while_training_goes_on_are_told(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(("late", "later"), [(3.0, True), (2.0, False)])
+def test_a_save_that_goes_on_while_training_does_is_told(tmp_path: Path, late: float, later: bool) -> None:
+    for run, count in (("whole", late), ("cut", 2.0)):
+        (tmp_path / run).mkdir()
+        state = {0: {"exp_avg": torch.full((3,), count), "step": torch.tensor(count)}}
+        torch.save({"optimizer": {"state": state}, "lr": 0.1 if run == "cut" else 0.2}, tmp_path / run / "step_2.pt")
+    (whole,), (cut,) = (checkpoints_in(tmp_path / run) for run in ("whole", "cut"))
+    found = compared(whole, cut).found
+    assert text.are_later(found, 2) is later
+    if later:
+        asked = asked_command("python train.py --until {until} --out {folder}", "2,4", "", "")
+        assert text.of_late(found, asked).endswith(
+            "step of optimizer.state.0.step is 3 there, and 2 in that of the run that stops. Look at a save that goes on "
+            "after it has returned, and at tensors that it takes without a copy."
+        )
+
+
 class Hostile:
     """Writes a file when it is unpickled."""
 

@@ -16,11 +16,12 @@ well; on another number of ranks, values that depend on the order of sums and on
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from shardproof.compare.differences import EntryDifference
 from shardproof.errors import UsageError
 from shardproof.readers.errors import CheckpointError
 from shardproof.result import ArmResult
@@ -187,10 +188,18 @@ class CommandArms:
             )
         found = compared(same[0], last)
         given = [one for one in found.found if text.is_until(one, self.asked)]
-        judged = self._judged(
-            CUT, replace(found, found=tuple(one for one in found.found if one not in given)), text.of_cut
-        )
+        left = tuple(one for one in found.found if one not in given)
+        sentence = text.of_late if self._is_late(same[0], left) else text.of_cut
+        judged = self._judged(CUT, replace(found, found=left), sentence)
         return replace(judged, notes=(*judged.notes, *text.until_itself(given)))
+
+    def _is_late(self, early: Checkpoint, found: Sequence[EntryDifference]) -> bool:
+        """Whether what a checkpoint of the whole run has otherwise than the cut one is of a later step."""
+        state = {one.name for one in found if one.role in STATE and one.kind == "bits"}
+        if not state or early is self.last:
+            return False
+        last = {one.name for one in compared(early, self.last).found}
+        return text.are_later(found, self.asked.cut) or not state & last
 
     def _resumed(self, attempt: int) -> ArmResult:
         cut = self._cut_run(attempt)

@@ -163,6 +163,28 @@ def of_cut(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
     )
 
 
+def of_late(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
+    """A whole run whose early checkpoint holds a later state than the cut run saved."""
+    one = _telling(found)
+    late, early = shown(one)
+    told = f" {one.role} of {one.name} is {late} there, and {early} in that of the run that stops." if early else ""
+    return (
+        f"Checkpoint {asked.cut} of the run that goes on to {asked.whole} holds a later state than the run that stops "
+        f"at {asked.cut} saved: {_what(found)} differ.{told} Look at a save that goes on after it has returned, and at "
+        "tensors that it takes without a copy."
+    )
+
+
+def are_later(found: Sequence[EntryDifference], cut: int) -> bool:
+    """Whether optimizers have counted more steps in the first of two checkpoints than in the second, and that as many
+    as there were."""
+    try:
+        counts = [[float(text) for text in shown(one)] for one in found if one.role == "step"]
+    except ValueError:
+        return False
+    return bool(counts) and all(early == cut < late for late, early in counts)
+
+
 def of_resumed(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
     """What a resumed run has lost."""
     steps = [one for one in found if one.role == "step" and one.kind in ("bits", "value")]
@@ -206,10 +228,15 @@ def _what(found: Sequence[EntryDifference]) -> str:
     )
 
 
-def _first(found: Sequence[EntryDifference]) -> str:
+def _telling(found: Sequence[EntryDifference]) -> EntryDifference:
     """The difference that says most."""
     order = {role: place for place, role in enumerate(_TELLING)}
-    one = min(found, key=lambda each: order.get(each.role, len(order)))
+    return min(found, key=lambda each: order.get(each.role, len(order)))
+
+
+def _first(found: Sequence[EntryDifference]) -> str:
+    """The difference that says most, in words."""
+    one = _telling(found)
     what = f"{one.role} of {one.name}"
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."

@@ -218,7 +218,7 @@ def test_a_save_that_goes_on_while_training_does_is_told(tmp_path: Path, late: f
     if later:
         asked = asked_command("python train.py --until {until} --out {folder}", "2,4", "", "")
         assert text.of_late(found, asked).endswith(
-            "step of optimizer.state.0.step is 3 there, and 2 in that of the run that stops. Look at a save that goes on "
+            "optimizer.state.0.step is 3 there, and 2 in that of the run that stops. Look at a save that goes on "
             "after it has returned, and at tensors that it takes without a copy."
         )
 

@@ -118,15 +118,20 @@ def value_alike(one: OfRanks, other: OfRanks, names: tuple[str, str], near: floa
         calls = [len(way.outlines) / len(way.last) for way in (mine, its)]
         if calls[0] != calls[1] or not held(mine, its, near):
             return ""
-        cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
-        told = [f"{way}, {' and '.join(lines[:MOST_ALIKE])}" for way, lines in zip(names, cut, strict=True) if lines]
-        more = f" Lines that run in one way alone, and let no gradient through: {'; '.join(told)}." if told else ""
         return (
             f"`{site.path}` is alike in both ways where {mine.statement.shown()} reads it, and the gradients are not "
             "that come of it: look at what lets them through, at the backward, and at what is done to them behind it."
-            f"{more}"
+            f"{' ' * bool(cut := cutting(one, other, names))}{cut}"
         )
     return ""
+
+
+def cutting(one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:
+    """A sentence on the lines of one way alone that let no gradient through; empty where there is none. Arguments as in
+    `first_apart`."""
+    cut = [_cutting(way, without) for way, without in ((one, other), (other, one))]
+    told = [f"{way}, {' and '.join(lines[:MOST_ALIKE])}" for way, lines in zip(names, cut, strict=True) if lines]
+    return f"Lines that run in one way alone, and let no gradient through: {'; '.join(told)}." if told else ""
 
 
 def _cutting(ran: OfRanks, other: OfRanks) -> list[str]:

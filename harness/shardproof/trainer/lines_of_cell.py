@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from shardproof.diff import Difference
 from shardproof.trainer.arms import Session
 from shardproof.trainer.every_mesh import OF_MODULES
-from shardproof.trainer.first_apart import Where, first_apart, value_alike
+from shardproof.trainer.first_apart import Where, cutting, first_apart, value_alike
 from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
@@ -33,13 +33,15 @@ from shardproof.trainer.telling import paragraphs
 
 def lines_of(
     judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str], near: float,
-    wrong: Sequence[Difference], *, gradients: bool,
+    wrong: Sequence[Difference], *, gradients: bool, reached: bool,
 ) -> tuple[str, str]:  # fmt: skip
-    """Two texts on the trainer's own lines: which of them makes a value first that two ways do not have alike, and
-    which they do not run alike, when they are built and in the step in question.
+    """Two texts on the trainer's own lines: which of them makes a value first that two ways do not have alike, or lets
+    another gradient through, or sets another rate; and which they do not run alike, when they are built and in the step
+    in question.
 
     Args:
         near: what counts as rounding. wrong: the differences. gradients: whether a backward leaves other ones.
+            reached: whether some parameters get a gradient in one way alone.
     """
     both = session, judging.whole
     built = [judging.ran.get(each.ops[0].index, {}) if each.ops[0].kind == "build" else {} for each in both]
@@ -76,12 +78,18 @@ def lines_of(
         written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
-        alike = value_alike(*step, ways, near or CLOSE) if gradients and not first else ""
-        flow = flow_apart(*step, ways, near or CLOSE) if gradients and not first else ""
-        rates = rates_set(one, other, ways)
-        return paragraphs(flow, alike, rates, touched, scaled_by_ranks(step[1]), written, lines)
+        return paragraphs(touched, scaled_by_ranks(step[1]), written, lines)
 
-    return first, paragraphs(judging.explained(of_step), of_build)
+    def of_backward() -> str:
+        if first or not (gradients or reached):
+            return ""
+        alike = value_alike(*step, ways, near or CLOSE)
+        cut = cutting(*step, ways) if reached and not alike else ""
+        return paragraphs(flow_apart(*step, ways, near or CLOSE), alike, cut)
+
+    rates = judging.explained(lambda: rates_set(one, other, ways))
+    told = paragraphs(first, judging.explained(of_backward), rates)
+    return told, paragraphs(judging.explained(of_step), of_build)
 
 
 def lines_of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:

@@ -79,7 +79,7 @@ class OfStep:
     was still that of the step before when the first backward began. gradients: by the names of parameters. waiting:
     parameters with a gradient that no optimizer has stepped with when the operation ends. rates: the learning rates
     of the param groups with which the latest optimizer stepped. events: backwards, and the classes of optimizers that
-    stepped, in order."""
+    stepped, in order. idle: those that were told to step while none of their parameters had a gradient."""
 
     backwards: int
     steps: Mapping[str, int]
@@ -88,6 +88,7 @@ class OfStep:
     waiting: Sequence[str] = ()
     rates: Sequence[float | None] = ()
     events: Sequence[str] = ()
+    idle: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
                 told["waiting"],
                 told["rates"],
                 told["events"],
+                told["idle"],
             )
     return found
 
@@ -295,6 +297,8 @@ def _of_gradients(ranks: Mapping[int, OfStep], others: str) -> str:
     if others:
         return f"{NO_STEP}, while one does on {others}{f', where {told}' if told else ''}"
     skipped = 0 in ranks and ranks[0].backwards and not ranks[0].steps
+    if idle := ranks[0].idle if skipped else ():
+        return told or f"none is there when {' and '.join(idle)} is told to step, which then changes nothing"
     return told or (f"not measured, since {NO_STEP}, {AS_SKIPPED}" if skipped else NOT_MEASURED)
 
 
@@ -311,7 +315,12 @@ def _in_order(step: OfStep) -> str:
         if often > 2 and told == told[:2] * often:
             return f"{told[0]}, then {told[1]}, {often} times"
         return ", then ".join(told)
-    stepped = ", ".join(_count(number, STEP, name) for name, number in step.steps.items())
+    stepped = ", ".join(
+        (
+            *(_count(number, STEP, name) for name, number in step.steps.items()),
+            *(f"a step of {name} without any gradient" for name in step.idle),
+        )
+    )
     return f"{_count(step.backwards, BACKWARD)}, and {stepped or 'no step of an optimizer of torch'}"
 
 

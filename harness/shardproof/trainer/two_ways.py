@@ -260,7 +260,7 @@ def _said(
         _shared(judging, session, ops, names, wrong),
     )
     gradients = not causes[0] and _gradients_apart(judging, ops, wrong, near or NEAR)
-    first, lines = lines_of(judging, session, ops, names, near, wrong, gradients=gradients)
+    first, lines = lines_of(judging, session, ops, names, near, wrong, gradients=gradients, reached=bool(measured[0]))
     if judging.between and (first or causes[0]):
         judging.between = replace(judging.between, known=True)
     return paragraphs(

@@ -52,7 +52,7 @@ class Flows:
                 self.arrived.append((place, path, said))
 
     def taken(self) -> tuple[list[tuple[Place, str, str]], list[tuple[Place, str]]]:
-        """What arrived, and what was made again; what follows begins anew."""
+        """Return the gradients that arrived and the values that were made again, and begin anew."""
         found = self.arrived, self.again
         self.arrived, self.again, self.hooks = [], [], 0
         return found

@@ -36,8 +36,9 @@ MOST_ELEMENTS = 1 << 20
 class Measured:
     """What there was since the latest record.
 
-    backwards, steps: how often a backward ran, and an optimizer of each class stepped; events: in which order. rates:
-    the learning rates of the param groups in the latest of these steps; None of one that is no number. gradients:
+    backwards, steps: how often a backward ran, and an optimizer of each class stepped; events: in which order. idle:
+    classes of optimizers that were told to step while none of their parameters had a gradient. rates: the learning
+    rates of the param groups in the latest of these steps; None of one that is no number. gradients:
     identity of a parameter → size of its gradient after the latest backward, and before the step that came then.
     stale: those whose gradient was, when a backward began, still the one that an optimizer had stepped with,
         and that were stepped again without having been cleared. _not_cleared: those that may come to it.
@@ -53,7 +54,7 @@ class Measured:
         self.events = list[str]()
         self._inside, self._held_before, self._gradients_before = 0, list[Size | None](), dict[int, Size]()
         self.gradients = dict[int, tuple[Size, Size]]()
-        self.rates = list[float | None]()
+        self.rates, self.idle = list[float | None](), set[str]()
         self.stale, self._not_cleared, self._after = set[int](), set[int](), dict[int, Size]()
 
     @contextmanager
@@ -107,7 +108,7 @@ class Measured:
         }
         told = {
             "backwards": self.backwards, "steps": self.steps, "events": self.events,
-            "gradients": gradients, "rates": self.rates,
+            "gradients": gradients, "rates": self.rates, "idle": sorted(self.idle),
             "stale": sorted(own[key] for key in self.stale if key in own),
             "waiting": sorted(own[key] for key in waiting if key in own),
         }  # fmt: skip
@@ -142,7 +143,11 @@ class Measured:
         if torch.compiler.is_compiling():
             return
         self._inside = max(self._inside - 1, 0)
-        if self._inside or self._held_before == _sizes_of(optimizer):
+        if self._inside:
+            return
+        if self._held_before == _sizes_of(optimizer):
+            if not any(any(size) for size in self._gradients_before.values()):
+                self.idle.add(type(optimizer).__name__)
             return
         self.steps[type(optimizer).__name__] += 1
         self.events.append(type(optimizer).__name__)

@@ -263,7 +263,7 @@ class Ran:
                     done.setdefault(what, []).append(key)
 
     def meet(self, optimizer: torch.optim.Optimizer, place: Place | None) -> None:
-        """Know an optimizer that a statement names, such as the one that makes it, and tell its rates."""
+        """Keep an optimizer that a statement names, such as the one that makes it, and tell the learning rates it has."""
         if all(each is not optimizer for each in self.optimizers()):
             self._met.append(ref(optimizer))
             self._rates = self.rates()
@@ -271,11 +271,11 @@ class Ran:
                 self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that are known and still there."""
+        """The optimizers that lines have named or that were found, and that still exist."""
         return [one for reference in self._met if (one := reference()) is not None]
 
     def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Know these optimizers, and no others."""
+        """Keep the optimizers that were found on the trainer, in place of those that were known before."""
         self._met = [*map(ref, optimizers)]
 
     def rates(self) -> list[str]:
@@ -413,7 +413,11 @@ class _InFrame:
     def _values(
         self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType, *, follow: bool = False
     ) -> list[tuple[str, str, int]]:
-        """What there is under paths, each as [path, text, owner]. follow: whether gradients that arrive there are."""
+        """Return the values under some paths, each as [path, text, owner].
+
+        Args:
+            follow: whether the gradients that arrive at these values are looked at.
+        """
         found, names = list[tuple[str, str, int]](), frame.f_locals if paths else {}
         for text, path in paths:
             with suppress(Exception):  # of a kind that has no text

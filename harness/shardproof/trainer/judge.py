@@ -75,7 +75,7 @@ from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.portrait import end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
-from shardproof.trainer.saved_and_loaded import that_load, that_set, whose
+from shardproof.trainer.saved_and_loaded import that_left_out, that_load, that_set, whose
 from shardproof.trainer.second_resume import resumed_again
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
@@ -444,8 +444,11 @@ class Judge(Judging):
         absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
         notes += [frozen_left_out(absent)] if absent else []
         told = wording.of_written(held)
+        out = that_left_out(self, at) if held.missing else ""
         older = next((when for when, values in self._earlier_than(at) if held_as_in(folder, held.missing, values)), "")
-        self.add("written", held.differences(at), f"{told}{wording.written_older(older)}" if older else told, notes)
+        self.add(
+            "written", held.differences(at), paragraphs(f"{told}{older and wording.written_older(older)}", out), notes
+        )
 
     def _earlier_than(self, at: int) -> Iterator[tuple[str, At]]:
         """The moments of the uninterrupted run before an operation, the latest first, with what there was then."""

@@ -9,7 +9,7 @@ from shardproof.program import Op
 from shardproof.trainer.arms import TWICE, Session
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment, Name
-from shardproof.trainer.lines_apart import READ, TURN, apart_in, begin_apart, never_alike, sentence
+from shardproof.trainer.lines_apart import DECIDED, READ, TURN, apart_in, begin_apart, never_alike, sentence
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.telling import paragraphs
 
@@ -43,7 +43,7 @@ def _parted(
         if apart is None:
             continue
         rank, parting = apart
-        plain = parting.kind == TURN or (parting.kind == READ and parting.first and parting.first.is_plain)
+        plain = parting.kind in (TURN, DECIDED) or (parting.kind == READ and parting.first and parting.first.is_plain)
         if (at_once or begin_apart(one, own)) and not plain:  # it follows from what is not alike before
             return ""
         moments = (_until(judging, other, there), _until(judging, session, here))

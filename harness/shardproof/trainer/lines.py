@@ -38,9 +38,10 @@ class Told(NamedTuple):
 _DIGEST = re.compile(r"^generator |[a-z0-9_]+ \([0-9, ]*\) (\[[^\]]*\] )?[0-9a-f]{12}")
 
 
-BEGINS, ENDS, TOUCHES, CUT = 0, 1, 2, 3
+BEGINS, ENDS, TOUCHES, CUT, DECIDES = 0, 1, 2, 3, 4
 """What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
-parameters or gradients, with a digest of all of them; that what ran behind it is not known."""
+parameters or gradients, with a digest of all of them; that what ran behind it is not known; of an `if`, whether it
+holds."""
 
 
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
@@ -52,6 +53,9 @@ RESULT = "its result"
 BUFFERS = "buffers"
 """The path of what is told of the buffers that a statement wrote, which stand under it by name."""
 
+HOLDS = "whether it holds"
+"""The path of what an `if` decides, True or False."""
+
 RATE = "the learning rate"
 """The path of what is told of learning rates that a statement set."""
 
@@ -61,7 +65,7 @@ DRAWS = re.compile(r"\b(shuffle|permutation|randperm|randint|choices?|sample|see
 NO_PLACE = ("", 0, "")
 """Stands in front of the first statement of an operation, with what parameters are then, and where the rest is cut."""
 
-GOES_ON = 4
+GOES_ON = 8
 """Is added to each of them for a statement of a generator, which goes on where it was."""
 
 

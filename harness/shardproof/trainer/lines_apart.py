@@ -19,6 +19,7 @@ from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
     CUT,
+    DECIDES,
     ENDS,
     RATE,
     TOUCHES,
@@ -34,8 +35,8 @@ from shardproof.trainer.lines import (
 )
 from shardproof.trainer.setters import MOST_BACK, begin_of, came_from, set_last
 
-READ, MADE, TOUCH, TURN = "read", "made", "touched", "turn"
-KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH}
+READ, MADE, TOUCH, TURN, DECIDED = "read", "made", "touched", "turn", "decided"
+KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH, DECIDES: DECIDED}
 
 
 class Parting(NamedTuple):
@@ -316,6 +317,12 @@ def sentence(
         behind = behind_which(parting, rows, (f"in {ways[0]}", f"in {ways[1]}"))
         anew = _entered_anew(parting, rows, moments[1], rank, ways[1])
         return f"Line by line, the two part{on}{behind}: {goes(parting, ways)}.{anew}"
+    if parting.kind == DECIDED:
+        holds, not_so = ways if first.text == "True" else ways[::-1]
+        return (
+            f"Line by line, the two part at {one.shown()}{on}: it holds in {holds} and not in {not_so}, though what it "
+            "reads is alike as far as it is looked at."
+        )
     texts = [each.text.partition("… ")[0] + "…" * ("… " in each.text) for each in (first, second)]
     values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
     if texts[0] == texts[1] or not (first.is_plain and second.is_plain):

@@ -1,4 +1,4 @@
-"""What the lines of a trainer do that is not alike in two ways to compute the same, and what those of a load set.
+"""What the lines of a trainer do that is not alike in two ways to compute the same.
 
 *Verifies*: that the statements ran so. *Does not verify*: that one of them makes what differs.
 """
@@ -26,85 +26,25 @@ from shardproof.trainer.line_values import (
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
-    BUFFERS,
     CUT,
+    DECIDES,
     DRAWS,
     ENDS,
+    HOLDS,
     TENSOR,
     TOUCHES,
-    WRITTEN,
     Moment,
     OfRanks,
     Statement,
     Told,
-    last_word,
     rated_of,
     reductions_of,
     reductions_told,
     shown,
-    touched,
     unpacked,
 )
 from shardproof.trainer.lines_apart import followed
 from shardproof.trainer.readers import read_by
-
-MOST_SETS = 4
-"""Statements of a load that a sentence names."""
-
-
-def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], what: str = "load") -> str:
-    """Which statements of a load set what is wrong after it, or which of a save set what it changes, in order, on the
-    first rank; empty where none is known.
-
-    Args:
-        wrong: names of plain values that are wrong, such as `schedule.last_epoch`. parameters: of parameters.
-        what: `load` or `save`.
-    """
-    if not ran:
-        return ""
-    names, rank = set(parameters), min(ran)
-    last = set(map(last_word, wrong))
-    told: dict[str, list[str]] = {}
-    for statement in unpacked(ran[rank]):
-        for made in statement.values if statement.kind == ENDS else ():
-            if last_word(made.path) in last and made.is_plain:
-                told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
-    lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
-    for touch in touched(ran[rank]):
-        own = list(
-            dict.fromkeys(name for what in (WRITTEN, BUFFERS) for name in touch.done.get(what, ()) if name in names)
-        )
-        if own:
-            lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
-    if not lines:
-        return ""
-    more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
-    wrongly = "is wrong after it" if what == "load" else "it changes"
-    return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
-
-
-def that_assign(ran: OfRanks, paths: Iterable[str]) -> str:
-    """The first statement of an operation, on the first rank, that assigns to something of the last name of a path, as
-    it stands in a sentence; empty where none does."""
-    words = [re.escape(path.rpartition(".")[2]) for path in paths]
-    names = [re.compile(pattern.format(word)) for pattern in (r"\.{}\s*=[^=]", r"\b{}\b[^=(]*=[^=]") for word in words]
-    statements = [each for each in (unpacked(ran[min(ran)]) if ran else ()) if each.kind == BEGINS]
-    return next((each.shown() for name in names for each in statements if name.search(each.text)), "")
-
-
-def that_decide(ran: OfRanks, what: str) -> str:
-    """The statements of a save or a load, on the first rank, that come to a truth value or to nothing, or ask for one;
-    empty where there is none. what: `save` or `load`."""
-    told: dict[str, str] = {}
-    for statement in unpacked(ran[min(ran)]) if ran else ():
-        heads = statement.text.startswith(("if ", "elif "))
-        for value in statement.values if (statement.kind == BEGINS) == heads else ():
-            if value.text in ("True", "False", "None") and not value.path.startswith(BEHIND):
-                verb = "reads" if heads else "makes"
-                told.setdefault(f"{statement.shown()} {verb} `{value.path}`", f" = {value.text}")
-    lines = [f"{line}{value}" for line, value in told.items()]
-    return f"In `{what}`, {'; '.join(lines[:MOST_SETS])}." if lines else ""
-
 
 MOST_LINES = 12
 """Statements of two ways that a sentence names."""
@@ -307,9 +247,15 @@ def _deciding(
     unknown: tuple[Statement | None, str, bool] = None, "", False
     for head in heads:
         chosen = [way.get((head.file, head.line), []) for way in ways]
+        outcomes = [texts_told(ran, DECIDES, HOLDS) for ran in chosen]
+        if all(outcomes) and {*outcomes[0]} == {*outcomes[1]}:
+            continue
         told = _behind(head, chosen, names) if all(chosen) else None
         if told:
             return head, *told
+        if all(outcomes) and ["True"] in outcomes and ["False"] in outcomes:
+            holds = names[outcomes.index(["True"])]
+            return head, f", behind {head.shown()}, which holds {holds} alone", False
         known = any(not each.path.startswith(BEHIND) for ran in chosen for one in ran if one.kind == BEGINS
                     for each in one.values)  # fmt: skip
         if all(chosen) and not known and unknown[0] is None:

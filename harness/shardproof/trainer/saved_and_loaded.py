@@ -10,7 +10,7 @@ from shardproof.trainer.every_mesh import OF_MODULES
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import wrote_before
-from shardproof.trainer.lines_of_ways import of_setting, that_assign, that_decide
+from shardproof.trainer.lines_of_state import never_holds, of_setting, that_assign, that_decide
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.state_calls import Calls, joined, no_longer_one, not_opened, whose_state
 
@@ -42,6 +42,11 @@ def _wrote_before(judging: Judging, load: int, found: Sequence[Difference]) -> s
     return wrote_before(wrong, (before, loads), ("the run that saves", "the load"), 0)
 
 
+def that_left_out(judging: Judging, op: int) -> str:
+    """Which conditions of the trainer's own never held in a save that left something out. op: the save."""
+    return judging.explained(lambda: never_holds(judging.ran.get(op, {}), "save"))
+
+
 def whose(judging: Judging, resumed: Session, found: Sequence[Difference], *, at_load: bool) -> str:
     """Whose state was saved and loaded, which objects are no longer one, and which files were not opened, where that
     may be the mistake; empty where nothing differs."""
@@ -59,6 +64,7 @@ def _whose(judging: Judging, resumed: Session, found: Sequence[Difference], *, a
     told = whose_state(steps, save, load, found, at_load=at_load)
     moments = (("save", judging.whole.first("save")), ("load", loads))
     decide = [that_decide(judging.ran.get(op, {}), kind) for kind, op in moments] if told else []
+    decide += [never_holds(judging.ran.get(op, {}), kind) for kind, op in moments]
     seen = at_load and not judging.save_changes
     left = not_opened(load, judging.directory / f"checkpoint{FIRST}") if seen else ""
     return " ".join(filter(None, (told, *decide, left)))

@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -41,7 +42,8 @@ from shardproof.trainer.lines_of_ranks import (
     touch_alone,
     touched_by_ranks,
 )
-from shardproof.trainer.lines_of_ways import of_setting, of_two_ways, that_decide
+from shardproof.trainer.lines_of_state import never_holds, of_setting, that_decide
+from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.state_calls import StateCalls
@@ -564,3 +566,46 @@ def test_parameters_that_are_not_alike_before_are_told_apart_from_what_lines_mak
     assert begin_apart(one, other)
     assert apart_in(one, same) is None
     assert of_two_ways(one, {0: ran(partial(mine.guarded, 1))}, ("here", "there")).count("runs") == 5
+
+
+CONDITIONS = """
+def kept(state, names):
+    found = {}
+    for name in names:
+        if name + ".bias" in state:
+            found[name] = state[name + ".bias"]
+    if "optimizer" in state:
+        found["optimizer"] = state["optimizer"]
+    return found
+
+def trains(weight, bound):
+    if weight.sum().item() > bound:
+        weight = weight * 0.5
+    return weight
+"""
+
+
+def test_conditions_of_a_save_that_never_hold_are_told(tmp_path: Path) -> None:
+    module, state = written(tmp_path, CONDITIONS), {"layer.bias": 1.0}
+    rows = [ran(partial(module.kept, state, names)) for names in (("base.layer", "head"), ("layer",))]
+    assert never_holds({0: rows[0]}, "save") == (
+        "In `save`, this never holds: mine.py:5 (`if name + \".bias\" in state:`), which read `name` = 'base.layer', "
+        "'head'; mine.py:7 (`if \"optimizer\" in state:`)."
+    )
+    assert "mine.py:5" not in never_holds({0: rows[1]}, "save")
+
+
+def test_what_an_if_decides_is_told(tmp_path: Path) -> None:
+    module, weight = written(tmp_path, CONDITIONS), torch.ones(2)
+    ways = [ran(partial(module.trains, weight, bound)) for bound in (Decimal(1), Decimal(9))]
+    said = of_two_ways({0: ways[0]}, {0: ways[1]}, ("with n=1", "with n=2"), moments=([], []))
+    assert (
+        "mine.py:13 (`weight = weight * 0.5`) runs with n=1 alone, and makes `weight` = [0.5, 0.5] in float32, behind mine.py:12 (`if weight.sum().item() > bound:`), which holds with n=1 alone"
+        in said
+    )
+    told = apart_in({0: ways[0]}, {0: ways[1]})
+    assert told is not None
+    moments = tuple([Moment(step(1), {0: row})] for row in ways)
+    assert sentence(0, told[1], ("the run", "the other"), (moments[0], moments[1])).endswith(
+        "it holds in the run and not in the other, though what it reads is alike as far as it is looked at."
+    )

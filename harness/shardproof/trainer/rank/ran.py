@@ -38,8 +38,10 @@ from shardproof.trainer.lines import (
     BUFFERS,
     CHANGED,
     CLEARED,
+    DECIDES,
     ENDS,
     GOES_ON,
+    HOLDS,
     MADE,
     NO_PLACE,
     RATE,
@@ -263,7 +265,7 @@ class Ran:
                     done.setdefault(what, []).append(key)
 
     def meet(self, optimizer: torch.optim.Optimizer, place: Place | None) -> None:
-        """Keep an optimizer that a statement names, such as the one that makes it, and tell the learning rates it has."""
+        """Keep an optimizer that a statement names, and tell its learning rates."""
         if all(each is not optimizer for each in self.optimizers()):
             self._met.append(ref(optimizer))
             self._rates = self.rates()
@@ -331,9 +333,9 @@ class Ran:
 class _InFrame:
     """The statements of one call. owner: a number that stands for its local names. makes: whether what a statement
     makes is looked at, which is not made yet where a lambda in it runs. goes_on: `GOES_ON` of a generator. turns: line
-    of a loop → the identities of what it assigned to latest."""
+    of a loop → the identities of what it assigned to latest. raised: whether the statement has met an exception."""
 
-    makes, goes_on = True, 0
+    makes, goes_on, raised = True, 0, False
 
     def __init__(self, ran: Ran, file: str, statements: Mapping[int, Statement], owner: int) -> None:
         self.ran, self.file, self.statements, self.owner = ran, file, statements, owner
@@ -364,10 +366,15 @@ class _InFrame:
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if event not in ("line", "return"):
+            self.raised |= event == "exception"
             return
         following = self.statements.get(frame.f_lineno) if event == "line" else None
         if following is not None and following is self.now and following.last > following.line:
             return  # another line of the same
+        if self.now is not None and self.place and self.now.body[0] and not self.raised:
+            holds = event == "line" and self.now.body[0] <= frame.f_lineno <= self.now.body[1]
+            self.ran.told.append((self.place, DECIDES + self.goes_on, [(HOLDS, repr(holds), self.owner)]))
+        self.raised = False
         returns = event == "return" and self.makes and self.now is not None and self.now.text.startswith("return ")
         if returns and self.place:
             if results := self._results(arg):
@@ -413,7 +420,7 @@ class _InFrame:
     def _values(
         self, paths: tuple[tuple[str, ast.expr], ...], frame: FrameType, *, follow: bool = False
     ) -> list[tuple[str, str, int]]:
-        """Return the values under some paths, each as [path, text, owner].
+        """Return the values that have a text, each as [path, text, owner].
 
         Args:
             follow: whether the gradients that arrive at these values are looked at.

@@ -23,7 +23,8 @@ Path = ast.Name | ast.Attribute | ast.Subscript
 class Statement:
     """A statement. line, last: its first line, from 1, and its last one, of a compound one those of its head. text: the
     first line as it stands in the file, without indentation. reads, makes: paths with their texts. may_change: those
-    of which a method is called, or elements are assigned to."""
+    of which a method is called, or elements are assigned to. body: of an `if`, the first and the last line of what runs
+    where it holds; zeros of all others."""
 
     line: int
     last: int
@@ -31,16 +32,17 @@ class Statement:
     reads: tuple[tuple[str, Path], ...]
     makes: tuple[tuple[str, Path], ...]
     may_change: tuple[tuple[str, Path], ...] = ()
+    body: tuple[int, int] = (0, 0)
 
 
-def statements_of(text: str) -> dict[int, Statement]:
+def statements_of(source: str) -> dict[int, Statement]:
     """Line of a file → the statement that it belongs to.
 
     Raises:
-        SyntaxError, ValueError: the text is no Python.
+        SyntaxError, ValueError: the source is no Python.
     """
-    lines, found = text.split("\n"), dict[int, Statement]()
-    for node in ast.walk(ast.parse(text)):
+    lines, found = source.split("\n"), dict[int, Statement]()
+    for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         parts = list(_parts(node))
@@ -48,7 +50,9 @@ def statements_of(text: str) -> dict[int, Statement]:
         reads, makes = _paths([*added_to, *parts], _read), _paths(parts, _made)
         ends = (part.end_lineno or node.lineno for part in parts if isinstance(part, ast.expr))
         last = max(ends, default=node.lineno) if _is_compound(node) else node.end_lineno or node.lineno
-        statement = Statement(node.lineno, last, lines[node.lineno - 1].strip(), reads, makes, _paths(parts, _called))
+        body = (node.body[0].lineno, node.body[-1].end_lineno or 0) if isinstance(node, ast.If) else (0, 0)
+        text = lines[node.lineno - 1].strip()
+        statement = Statement(node.lineno, last, text, reads, makes, _paths(parts, _called), body)
         found |= dict.fromkeys(range(node.lineno, last + 1), statement)
     return found
 

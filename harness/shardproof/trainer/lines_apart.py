@@ -211,7 +211,8 @@ def followed(
     if apart is None or apart[0].path == values[0].path:
         first += f", in {one.when} and in {other.when}" if one.when != other.when else f", in {one.when}"
         itself = of_both(apart, (f"in {ways[0]}", f"in {ways[1]}")) if apart and apart[0].text != values[0].text else ""
-        return f"{first}, out of what it was, {itself}." if itself else f"{first}."
+        since = one.since or other.since
+        return f"{first}, out of what it was, {itself}{since}." if itself else f"{first}{since}."
     path = apart[0].path.removeprefix(BEHIND)
     both = of_both(apart, (f"in {ways[0]}", f"in {ways[1]}"))
     which = "a generator whose state is not the same" if draws(apart[0]) else f"which is {both}"

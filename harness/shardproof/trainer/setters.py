@@ -14,15 +14,17 @@ from shardproof.trainer.lines import BEGINS, BEHIND, ENDS, Moment, Statement, To
 
 
 class Setter(NamedTuple):
-    """A statement that set a value. moment: how many operations before the last one. at: the place of its end."""
+    """A statement that set a value. moment: how many operations before the last one. at: the place of its end. since:
+    what is said of a tensor that has been written in place since; empty of all others."""
 
     statement: Statement
     moment: int
     at: int
     when: str
+    since: str = ""
 
     def told(self) -> str:
-        return f"{self.statement.shown()} set it last, in {self.when}"
+        return f"{self.statement.shown()} set it last, in {self.when}{self.since}"
 
 
 def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int, back: int = 0) -> Setter | None:
@@ -46,8 +48,43 @@ def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int, back
                 when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
                 # An object may have the number of another one that is gone. A tensor may be written since.
                 right = made.text == told.text or not told.is_plain
-                return Setter(statement, at, place, when if at or op.kind != "step" else "this step") if right else None
+                if not right:
+                    return None
+                since = (
+                    "" if made.text == told.text else _written_since(told, moments, rank, (at, place), (back, number))
+                )
+                return Setter(statement, at, place, when if at or op.kind != "step" else "this step", since)
     return None
+
+
+_IN_PLACE = re.compile(r"^[\w.]+(\[.*\])?\s*[-+*/@%|&]=|\.[a-z]\w*[a-z]_\(|^[\w.]+\[.*\]\s*=[^=]")
+"""Statements that write into a tensor."""
+
+MOST_WRITERS = 2
+"""Statements that a sentence names which may have written into a tensor."""
+
+
+def _written_since(
+    told: Told, moments: Sequence[Moment], rank: int, setter: tuple[int, int], reader: tuple[int, int]
+) -> str:
+    """That a tensor is another one than a statement made it, though no line assigns to it, and which statements write
+    into tensors of its dtype meanwhile, with a comma in front.
+
+    Args:
+        setter, reader: of the statements that set and read it, how many operations before the last one they ran, and
+            their place there.
+    """
+    dtype, found = told.text.partition(" (")[0], dict[str, None]()
+    for back in range(setter[0], reader[0] - 1, -1):
+        ran = moments[-1 - back].ran
+        row = unpacked(ran[rank]) if rank in ran else ()
+        row = row[setter[1] + 1 if back == setter[0] else 0 : reader[1] if back == reader[0] else len(row)]
+        for each in row:
+            writes = each.kind == ENDS and _IN_PLACE.search(each.text)
+            if writes and any(not one.is_plain and one.text.startswith(f"{dtype} (") for one in each.values):
+                found.setdefault(each.shown())
+    by = f", as {' and '.join([*found][:MOST_WRITERS])} may have done" if found else ""
+    return f", and something has written into it since{by}"
 
 
 MOST_BACK = 3

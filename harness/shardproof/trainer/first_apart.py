@@ -64,11 +64,13 @@ class _Apart(NamedTuple):
 
 class Where(NamedTuple):
     """The statements, one of each way, that read or make a value. places: their files and lines. path: of the value.
-    reads: whether they read it, or make it."""
+    reads: whether they read it, or make it. plain: the path of a plain value that they read otherwise where they make
+    it; empty where there is none."""
 
     places: tuple[tuple[str, int], tuple[str, int]]
     path: str
     reads: bool
+    plain: str = ""
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -96,9 +98,9 @@ def first_apart(
     if found is None:
         return "", None
     first, second = ((each.statement.file, each.statement.line) for each in (found.one, found.other))
-    plain = _plain_apart(found, one, other, names)
+    plain, path = _plain_apart(found, one, other, names)
     told = f"{_sentence(found, names, near, when, plain)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
-    return told, Where((first, second), found.site.path, reads=found.site.kind == BEGINS)
+    return told, Where((first, second), found.site.path, reads=found.site.kind == BEGINS, plain=path)
 
 
 _CUTS = re.compile(r"\b(detach_?|no_grad|inference_mode|requires_grad_?|stop_gradient|set_grad_enabled)\b|\.data\b")
@@ -303,12 +305,12 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     return f"`{site.path}` is {what}: {where}{out}."
 
 
-def _plain_apart(found: _Apart, one: OfRanks, other: OfRanks, names: tuple[str, str]) -> str:
-    """The plain values that a statement reads otherwise where it makes another one, on the first rank; empty where it
-    reads none, or is another statement in either way."""
+def _plain_apart(found: _Apart, one: OfRanks, other: OfRanks, names: tuple[str, str]) -> tuple[str, str]:
+    """The plain values that a statement reads otherwise where it makes another one, on the first rank, and the path of
+    them; both empty where it reads none, or is another statement in either way."""
     mine, its = ((each.statement.file, each.statement.line, BEGINS) for each in (found.one, found.other))
     if mine != its or found.site.kind == BEGINS or not one or not other:
-        return ""
+        return "", ""
     values: list[dict[str, list[str]]] = [{}, {}]
     for own, ran in zip(values, (one, other), strict=True):
         for statement in unpacked(ran[min(ran)]):
@@ -318,7 +320,7 @@ def _plain_apart(found: _Apart, one: OfRanks, other: OfRanks, names: tuple[str, 
     path = next((path for path in values[0] if sorted(values[0][path]) != sorted(values[1].get(path, []))), "")
     each = [f"`{path}` = {', '.join(own[path][:MOST_ALIKE])}{', …' * (len(own[path]) > MOST_ALIKE)} {name}"
             for own, name in zip(values, names, strict=True) if own.get(path)]  # fmt: skip
-    return " and ".join(each) if path and len(each) == len(names) else ""
+    return (" and ".join(each), path) if path and len(each) == len(names) else ("", "")
 
 
 def _trail(first: _Apart, others: Iterator[_Apart], names: tuple[str, str], near: float) -> str:

@@ -33,7 +33,7 @@ from shardproof.trainer.lines import (
     shown,
     unpacked,
 )
-from shardproof.trainer.setters import MOST_BACK, begin_of, came_from, set_last
+from shardproof.trainer.setters import MOST_BACK, begin_of, came_from, given_by, set_last
 
 READ, MADE, TOUCH, TURN, DECIDED = "read", "made", "touched", "turn", "decided"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH, DECIDES: DECIDED}
@@ -205,18 +205,18 @@ def followed(
     unlike = [(mine, its) for mine, its in pairs
               if mine.text != its.text and (draws(mine) or shown(mine.text) != shown(its.text))]  # fmt: skip
     apart = min(unlike, key=lambda pair: "… " in pair[0].text, default=None)
-    first = f" {one.statement.shown()} set it last in both"
+    first, gave = f" {one.statement.shown()} set it last in both", given_by(rows, (one, other), ways)
     if apart is not None and last_word(apart[0].path) == last_word(values[0].path) and depth:
         return ""  # a count that goes on counting
     if apart is None or apart[0].path == values[0].path:
         first += f", in {one.when} and in {other.when}" if one.when != other.when else f", in {one.when}"
         itself = of_both(apart, (f"in {ways[0]}", f"in {ways[1]}")) if apart and apart[0].text != values[0].text else ""
         since = one.since or other.since
-        return f"{first}, out of what it was, {itself}{since}." if itself else f"{first}{since}."
+        return f"{first}, out of what it was, {itself}{since}.{gave}" if itself else f"{first}{since}.{gave}"
     path = apart[0].path.removeprefix(BEHIND)
     both = of_both(apart, (f"in {ways[0]}", f"in {ways[1]}"))
     which = "a generator whose state is not the same" if draws(apart[0]) else f"which is {both}"
-    told = f"{first}, out of `{path}`, {which}."
+    told = f"{first}, out of `{path}`, {which}.{gave}"
     then = (begins[0], begins[1]), (one.moment, other.moment)
     return told + followed(apart, ways, moments, rank, *then, depth + 1)
 

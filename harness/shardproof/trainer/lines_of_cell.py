@@ -67,6 +67,9 @@ def lines_of(
         rows = [unpacked(way[0]) if 0 in way else () for way in step]
         if where and where.place and where.reads:
             told += who_set(rows, where.place, where.path, ways, (one, other))
+        elif where and where.place and where.plain:
+            who = who_set(rows, where.place, where.plain, ways, (one, other))
+            told += f" As to `{where.plain}`:{who}" if who else ""
         elif where and not where.place:
             told += who_set_read(rows, where.places, ways, (one, other))
         return told

@@ -111,7 +111,19 @@ def of_two_ways(
         said.add(line.after)
     told = "; ".join(texts)
     sets = _set_by([line.asks for line in chosen if line.asks], rows, names, moments) if moments else ""
-    return f"Of the lines {when or 'of this step'}, on rank 0: {told}{more}.{sets}"
+    workers = f" {WORKERS}" if any(map(_has_workers, rows)) else ""
+    return f"Of the lines {when or 'of this step'}, on rank 0: {told}{more}.{sets}{workers}"
+
+
+WORKERS = (
+    "What a loader's worker processes run is not looked at: lines that seem to run in one way alone may run there."
+)
+"""Is said where a loader has processes of its own."""
+
+
+def _has_workers(row: Sequence[Statement]) -> bool:
+    """Whether a statement asks a loader that has processes of its own."""
+    return any(told.path.endswith(".num_workers") and told.text != "0" for each in row for told in each.values)
 
 
 def _from(row: Sequence[Statement], place: tuple[str, int]) -> set[tuple[str, int]]:

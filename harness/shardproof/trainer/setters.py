@@ -190,3 +190,28 @@ def begin_of(row: Sequence[Statement], setter: Setter) -> int:
     """Where in a row the statement that set a value begins."""
     begins = (setter.statement.file, setter.statement.line, BEGINS)
     return next((place for place in range(setter.at, -1, -1) if row[place].place == begins), setter.at)
+
+
+_CALLS = re.compile(r"[\w., ]+=\s*[\w.]+\(.*\)\s*(#.*)?$")
+
+
+def given_by(rows: Sequence[Sequence[Statement]], setters: Sequence[Setter], ways: Sequence[str]) -> str:
+    """Which `return` of the trainer's own gave what statements set that do no more than call, with the plain values
+    that it read, in a sentence with a space in front; empty where none is known of either.
+
+    Args:
+        rows: what ran in the operations of the setters. ways: what a sentence calls them.
+    """
+    told = dict[str, list[str]]()
+    for row, setter, way in zip(rows, setters, ways, strict=True):
+        if not _CALLS.match(setter.statement.text):
+            return ""
+        inside = row[begin_of(row, setter) : setter.at]
+        returns = [each for each in inside if each.kind == BEGINS and each.text.startswith("return ")]
+        if not returns:
+            return ""
+        told.setdefault(_with_values(returns[-1]), []).append(way)
+    each = [
+        f"{place}{',' * (', which read' in place)} gave it in {' and in '.join(own)}" for place, own in told.items()
+    ]
+    return f" {'; '.join(each)}."

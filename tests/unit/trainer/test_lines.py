@@ -32,7 +32,7 @@ from shardproof.trainer.lines import (
     unevenly_reduced,
     unpacked,
 )
-from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, wrote_before
+from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, who_set, wrote_before
 from shardproof.trainer.lines_of_ranks import (
     drawn_by_ranks,
     gradients_otherwise,
@@ -49,6 +49,7 @@ from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.statements import statements_of
 from shardproof.trainer.rates_set import rates_set
+from shardproof.trainer.setters import set_last
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -607,3 +608,64 @@ def test_what_an_if_decides_is_told(tmp_path: Path) -> None:
     assert sentence(0, told[1], ("the run", "the other"), (moments[0], moments[1])).endswith(
         "it holds in the run and not in the other, though what it reads is alike as far as it is looked at."
     )
+
+
+SET_ELSEWHERE = """
+class Rows:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def scaled(self, index):
+        row = self.rows[index]
+        row *= 0.5
+        return row
+
+    def share(self, table):
+        if table:
+            return table[0]
+        return self.rows.shape[0] / 8
+
+def train(rows, indices, table):
+    share = rows.share(table)
+    total = 0.0
+    for index in indices:
+        total = rows.rows.sum() * share
+        rows.scaled(index)
+    return total
+"""
+
+
+def test_a_value_that_a_call_gave_is_followed_into_its_return(tmp_path: Path) -> None:
+    module = written(tmp_path, SET_ELSEWHERE)
+    ways = [of_step(partial(module.train, module.Rows(torch.ones(2, 2)), (0,), table)) for table in ([0.75], [])]
+    rows = [unpacked(way[0].ran[0]) for way in ways]
+    said = who_set(rows, ("mine.py", 20), "share", ("with n=1", "with n=2"), (ways[0], ways[1]))
+    assert said == (
+        " mine.py:17 (`share = rows.share(table)`) set it last in both, out of `table`, which is [0.75] in the run "
+        "with n=1 and [] in the run with n=2. mine.py:13 (`return table[0]`), which read `table[0]` = 0.75, gave it in "
+        "the run with n=1; mine.py:14 (`return self.rows.shape[0] / 8`) gave it in the run with n=2."
+    )
+
+
+def test_a_tensor_that_is_written_in_place_is_told_as_that(tmp_path: Path) -> None:
+    module = written(tmp_path, SET_ELSEWHERE)
+    rows, ran_of = module.Rows(torch.ones(2, 2)), Ran()
+    build = ran(partial(rows.__init__, torch.ones(2, 2)), ran_of)
+    data = ran(partial(module.train, rows, (0, 1), [1.0]), ran_of)
+    moments = [Moment(replace(step(0), kind="build"), {0: build}), Moment(step(0), {0: data})]
+    row = unpacked(data)
+    reads = [(at, told) for at, each in enumerate(row) for told in each.values if told.path == "rows.rows"]
+    setter = set_last(reads[-1][1], moments, 0, reads[-1][0])
+    assert setter is not None
+    assert setter.told() == (
+        "mine.py:4 (`self.rows = rows`) set it last, in `build`, and something has written into it since, as mine.py:8 "
+        "(`row *= 0.5`) may have done"
+    )
+    first = set_last(reads[0][1], moments, 0, reads[0][0])
+    assert first is not None
+    assert first.since == ""
+
+
+def of_step(call: Callable[[], Any]) -> list[Moment]:
+    """A step alone, with what ran in it."""
+    return [Moment(step(0), {0: ran(call)})]

@@ -40,11 +40,15 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
     names, rank = set(parameters), min(ran)
     last = set(map(last_word, wrong))
     told: dict[str, list[str]] = {}
+    writes: dict[str, dict[str, None]] = {}
     for statement in unpacked(ran[rank]):
         for made in statement.values if statement.kind == ENDS else ():
             if last_word(made.path) in last and made.is_plain:
                 told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
+            elif last_word(made.path) in last:
+                writes.setdefault(statement.shown(), {}).setdefault(f"`{made.path}`")
     lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
+    lines += [f"{place} writes {' and '.join([*paths][:MOST_SETS])}" for place, paths in writes.items()]
     for touch in touched(ran[rank]):
         own = list(
             dict.fromkeys(name for what in (WRITTEN, BUFFERS) for name in touch.done.get(what, ()) if name in names)

@@ -25,6 +25,7 @@ differ, and where chance cannot: enough different elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -85,16 +86,41 @@ def _measured(told: str, between: Between) -> str:
 def _rearranged(pairs: Sequence[Pair], between: Between) -> str:
     if not all(np.array_equal(np.sort(as_bits(p.expected)), np.sort(as_bits(p.observed))) for p in pairs):
         return ""
+    if turned := next(filter(None, map(_turned, pairs)), ""):
+        return f"The elements are the right ones in another order, of {turned}."
     where = next(filter(None, (_order(pair, between.ranks) for pair in pairs)), "")
     return f"The elements are the right ones in another order{where}: parts of a tensor are put together wrongly."
+
+
+MOST_DIMS = 5
+"""Of a tensor whose dims may be in another order."""
+
+CHANNELS_LAST = ((0, 2, 3, 1), (0, 3, 1, 2), (0, 2, 3, 4, 1), (0, 4, 1, 2, 3))
+"""The order of dims in memory format channels_last, and back, of images and of volumes."""
+
+
+def _turned(pair: Pair) -> str:
+    """In which order a tensor has its dims, and where to look; empty where it has them in none."""
+    shape = pair.expected.shape
+    wanted, got = (as_bits(value).reshape(shape) for value in (pair.expected, pair.observed))
+    if dims := exchanged_dims(wanted, got):
+        return f"{pair.name[1]} with dims {dims[0]} and {dims[1]} exchanged: {STRIDES}"
+    for order in permutations(range(len(shape))) if len(shape) <= MOST_DIMS else ():
+        both = (wanted, got), (got, wanted)
+        if any(np.array_equal(np.transpose(one, order).reshape(-1), other.reshape(-1)) for one, other in both):
+            named = ", as memory format channels_last has them" if order in CHANNELS_LAST else ""
+            return f"{pair.name[1]} with dims in the order {', '.join(map(str, order))}{named}: {STRIDES}"
+    return ""
+
+
+STRIDES = "look at a transpose, and at what takes or fills a tensor's memory without regard to its strides"
+"""Where dims come into another order."""
 
 
 def _order(pair: Pair, ranks: int) -> str:
     """In which order, where whole slices are exchanged."""
     shape = pair.expected.shape
     wanted, got = (as_bits(value).reshape(shape) for value in (pair.expected, pair.observed))
-    if dims := exchanged_dims(wanted, got):
-        return f", of {pair.name[1]} with dims {dims[0]} and {dims[1]} exchanged"
     for dim in range(len(shape)):
         order = slice_order(np.moveaxis(wanted, dim, 0), np.moveaxis(got, dim, 0))
         if order:

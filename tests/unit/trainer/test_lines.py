@@ -180,6 +180,8 @@ def test_statements_know_what_they_read_and_make() -> None:
         4: (["self.seen", "x"], []),
     }
     assert [text for text, _ in found[4].may_change] == ["self.seen"]
+    (by_name,) = statements_of("getattr(self, key).copy_(kept[key])").values()
+    assert [text for text, _ in by_name.may_change] == ["self[key]"]
 
 
 def test_attributes_that_are_named_by_a_value_have_their_names(mine: ModuleType) -> None:

@@ -66,6 +66,20 @@ def test_what_was_done_to_the_right_values_is_recognised(make: Make, sentence: s
     assert sentence in told(everywhere(make))
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_memory_that_was_read_without_regard_to_its_strides_is_recognised(back: bool) -> None:
+    right = RNG.standard_normal((2, 3, 4, 4), np.float32)
+    turned = right.reshape(2, 4, 4, 3).transpose(0, 3, 1, 2) if back else right.transpose(0, 2, 3, 1)
+    wrong = np.ascontiguousarray(turned).reshape(right.shape)
+    difference = Difference(Key(3, "live", "param", "a"), "bits", total=right.size, mismatched=right.size)
+    between = Between(values({"param a": right}), values({"param a": wrong}), {}, 2)
+    assert mechanism([difference], between) == (
+        "The elements are the right ones in another order, of a with dims in the order 0, 2, 3, 1, as memory format "
+        "channels_last has them: look at a transpose, and at what takes or fills a tensor's memory without regard to "
+        "its strides."
+    )
+
+
 def test_where_nobody_knows_which_side_is_right_a_mechanism_says_against_what_it_measures() -> None:
     wrong = everywhere(lambda x: np.concatenate([x[2:], x[:2]]))
     assert told(wrong, against="offload=none").startswith("Measured against offload=none: the elements are the right ")

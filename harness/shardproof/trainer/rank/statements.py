@@ -121,9 +121,11 @@ def _called(node: ast.AST) -> Iterator[Path]:
         if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store) and _is_path(each.value):
             assert isinstance(each.value, Path)
             yield each.value
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and _is_path(each.func.value):
-            assert isinstance(each.func.value, Path)
-            yield each.func.value
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+            if isinstance(each.func.value, Path) and _is_path(each.func.value):
+                yield each.func.value
+            elif named := _by_name(each.func.value, "getattr"):
+                yield named
 
 
 def _indices(path: Path) -> Iterator[Path]:

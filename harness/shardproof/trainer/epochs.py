@@ -65,6 +65,34 @@ def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int 
     return f"{here} step {place} of epoch {epoch}."
 
 
+OfRanks = Mapping[int, Collection[str]]
+"""Rank → digests of the samples that it was given in a step."""
+
+
+def ends_apart(steps: Mapping[int, OfRanks]) -> str:
+    """A sentence on the first step in which some ranks are given samples that have come already in this epoch while
+    others are given new ones, as where ranks have not the same number of them; empty where all have new ones or none.
+
+    Args:
+        steps: what the ranks were given in each step of the uninterrupted run.
+    """
+    seen = set[str]()
+    for step in sorted(steps):
+        again = sorted(rank for rank, own in steps[step].items() if own and seen >= {*own})
+        new = sorted(rank for rank, own in steps[step].items() if own and not seen & {*own})
+        if again and new:
+            return (
+                f"In step {step} of the uninterrupted run rank {again[0]} was given samples that had come already, and "
+                f"rank {new[0]} new ones: where ranks do not come to the end of an epoch in the same step, one number "
+                "for all of them does not say in which epoch, and where in it, each is. Look at how many samples of "
+                "an epoch each rank is given."
+            )
+        if again:
+            seen = set()
+        seen |= {sample for own in steps[step].values() for sample in own}
+    return ""
+
+
 def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str:
     """A note that the save lies in the first epoch, so that a resume in a later one is not tried; empty where it does
     not, or where nobody knows what the steps were given.

@@ -24,7 +24,7 @@ from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
 from shardproof.trainer.ends import End, ends_by_op
-from shardproof.trainer.epochs import other_place
+from shardproof.trainer.epochs import ends_apart, other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
 from shardproof.trainer.given import (
     UNKNOWN,
@@ -416,6 +416,7 @@ class Judging:
         if data.endswith(UNKNOWN) and (cut := self._cut_elsewhere(step)):
             data = f"{data.removesuffix(UNKNOWN)}. {cut}"
         place = other_place({*self.samples.get(step.index, ())}, step.iteration, self.samples_of_steps, self.before)
+        place = place and (ends_apart(self._samples_of_ranks) or place)
         return " ".join(filter(None, (data, place, numbers_of_loaders(found))))
 
     def _cut_elsewhere(self, step: Op) -> str:
@@ -428,6 +429,15 @@ class Judging:
     def samples_of_steps(self) -> dict[int, set[str]]:
         """Step of the uninterrupted run → digests of its samples."""
         return {op.iteration: {*self.samples.get(op.index, ())} for op in self.whole.ops if op.kind == "step"}
+
+    @property
+    def _samples_of_ranks(self) -> dict[int, dict[int, set[str]]]:
+        """Step of the uninterrupted run → rank → digests of its samples."""
+        found: dict[int, dict[int, set[str]]] = {}
+        for op in self.whole.ops:
+            for digest, sample in self.samples.get(op.index, {}).items() if op.kind == "step" else ():
+                found.setdefault(op.iteration, {}).setdefault(sample.rank, set()).add(digest)
+        return found
 
     @property
     def loads_data(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.epochs import epochs_of, first_epoch_alone, later_program, other_place
+from shardproof.trainer.epochs import ends_apart, epochs_of, first_epoch_alone, later_program, other_place
 
 STEPS = dict(enumerate(["ab", "cd", "da", "cb", "bd", "ac"]))
 
@@ -57,3 +57,23 @@ def test_a_save_in_the_first_epoch_leaves_later_ones_untried() -> None:
     assert "first epoch of the data, which ends with step 1: a resume in a later one" in first_epoch_alone(STEPS, 1)
     assert "first epoch of the data: a resume" in first_epoch_alone({0: "a", 1: "b"}, 0)
     assert first_epoch_alone(STEPS, 2) == first_epoch_alone({0: "", 1: ""}, 0) == first_epoch_alone({}, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (
+            {0: {0: "a", 1: "b"}, 1: {0: "c", 1: "a"}},
+            "In step 1 of the uninterrupted run rank 1 was given samples that ",
+        ),
+        ({0: {0: "a", 1: "b"}, 1: {0: "b", 1: "a"}, 2: {0: "a", 1: "b"}}, ""),
+        ({0: {0: "a", 1: "b"}, 1: {0: "b", 1: "a"}, 2: {0: "a", 1: "c"}}, "In step 2 "),
+        ({0: {0: "ab"}, 1: {0: "ac"}}, ""),
+    ],
+)
+def test_ranks_that_come_to_the_end_of_an_epoch_in_other_steps_are_told(
+    steps: dict[int, dict[int, str]], said: str
+) -> None:
+    told = ends_apart(steps)
+    assert told.startswith(said)
+    assert bool(told) is bool(said)

@@ -50,7 +50,7 @@ LEFT_AS_IT_IS = (
 )
 ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
 NOTHING_IN_COMMON = "not compared: there is nothing that both have in the same shape"
-NO_FORMAT = "not compared: the files are in no format that `shardproof diff` reads"
+NO_FORMAT = "not compared: no reader takes these files as one checkpoint; `shardproof diff` may compare them one by one"
 CONVERTED = "not compared: the files hold the parameters in another form than memory does"
 EMPTY = "The folder that `save` was given is empty: it wrote somewhere else, or nothing."
 NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"

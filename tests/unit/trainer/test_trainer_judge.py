@@ -248,7 +248,7 @@ def test_files_of_an_unknown_format_are_not_compared_again(folder: Path) -> None
     found = Odd(simulation(folder).scenario).judged(folder)
     again = next(arm for arm in found["arms"] if arm["name"] == "again")
     assert again["verdict"] == "unsupported"
-    assert "in no format that `shardproof diff` reads" in again["sentence"]
+    assert "no reader takes these files as one checkpoint" in again["sentence"]
 
 
 @pytest.mark.parametrize("wins", ["run", "checkpoint"])

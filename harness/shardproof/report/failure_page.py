@@ -87,8 +87,9 @@ class FoundState:
     @classmethod
     def of(cls, lines: Iterable[str]) -> FoundState:
         """The state that `Result.state` describes, where each line begins with `found: `, `hidden: ` or `measured: `.
-        What arms tell too (`keys: `), and what cells are held against each other by (`ends: `), is left out."""
-        parts: dict[str, list[str]] = {"found": [], "hidden": [], "measured": [], "keys": [], "ends": [], "": []}
+        What arms tell too (`keys: `), and what is told of cells together (`ends: `, `reads: `), is left out."""
+        kinds = ("found", "hidden", "measured", "keys", "ends", "reads", "")
+        parts: dict[str, list[str]] = {kind: [] for kind in kinds}
         for line in lines:
             kind, colon, told = line.partition(": ")
             own = colon and kind in parts

@@ -45,8 +45,9 @@ from shardproof.trainer.described import Described
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
 STOPPED, SECOND_RESUME = "stopped", "second resume"
 TRAINS = "trains"
-KEYS, ENDS = "keys", "ends"
-"""What lines begin with that a cell says of keys which a load did not take, and of where its steps end."""
+KEYS, ENDS, READS = "keys", "ends", "reads"
+"""What lines begin with that a cell says of keys which a load did not take, of where its steps end, and of what becomes
+of the value of an axis."""
 OTHER, ALTERED = "other mesh", "altered"
 SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, STOPPED, SECOND_RESUME, USED, OTHER, ALTERED, ALIKE)
 """Names of sessions, the last three with a mesh or an axis behind them."""

@@ -19,7 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardproof.diff import Difference
+import numpy as np
+
+from shardproof.diff import Difference, as_numbers, numpy_dtype
 from shardproof.observe.logical import Key, Value
 from shardproof.trainer.every_mesh import BESIDE, OF_A_RANK, ROLES, is_transient
 
@@ -42,7 +44,8 @@ class Written:
     """missing: (role, name) of what is in no file. looked_for: how many values. empty: there is no file at all.
     converted: the files hold next to none of the parameters, so that they have another form there.
     too_small: (role, name) of texts, and of values that are too short or too uniform to be found by their bytes.
-    no_optimizer: nothing is in the files of all that optimizers keep beside parameters, as far as it was looked for."""
+    no_optimizer: nothing is in the files of all that optimizers keep beside parameters, as far as it was looked for.
+    rounded: (role, name) of what is in no file, and is a value of more bits rounded that is."""
 
     missing: tuple[tuple[str, str], ...]
     looked_for: int
@@ -50,6 +53,7 @@ class Written:
     converted: bool = False
     too_small: tuple[tuple[str, str], ...] = ()
     no_optimizer: bool = False
+    rounded: tuple[tuple[str, str], ...] = ()
 
     def differences(self, op: int) -> list[Difference]:
         """What is missing, as differences of the operation that saved."""
@@ -108,6 +112,8 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     if not files:
         return Written(tuple(key for key in wanted if key[0] == "param"), len(wanted), empty=True)
     missing = [key for key, value in wanted.items() if not _held(value, files)]
+    rounded = _rounded(wanted, missing)
+    missing = [key for key in missing if key not in rounded]
     params = [key for key in wanted if key[0] == "param"]
     absent = [key for key in missing if key[0] == "param"]
     if params and len(absent) > (1 - LEAST_SHARE) * len(params):
@@ -117,7 +123,22 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     lost = tuple(key for key in missing if key in found_out)
     beside = {key for key in wanted if key[0] in BESIDE}
     no_optimizer = any(key in beside for key in lost) and beside <= {*missing}
-    return Written(lost, len(found_out), too_small=too_small, no_optimizer=no_optimizer)
+    return Written(lost, len(found_out), too_small=too_small, no_optimizer=no_optimizer, rounded=rounded)
+
+
+def _rounded(
+    values: Mapping[tuple[str, str], Value], missing: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """What is missing and is a part of another value, rounded to its dtype, as a parameter is of its fp32 master."""
+    halves = {dtype for key in missing if (dtype := values[key].dtype) in HALVES}
+    wide = [value for key, value in values.items() if key not in missing and value.dtype in WIDE]
+    with np.errstate(over="ignore"):
+        there = {half: [as_numbers(value).astype(numpy_dtype(half)).tobytes() for value in wide] for half in halves}
+    return tuple(key for key in missing if any(values[key].data in data for data in there.get(values[key].dtype, ())))
+
+
+HALVES, WIDE = ("bf16", "fp16"), ("fp32", "fp64")
+"""Dtypes to which values of the others are rounded."""
 
 
 def nameless(keys: Iterable[tuple[str, str]], names: Iterable[str]) -> tuple[str, ...]:

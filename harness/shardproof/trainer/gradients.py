@@ -14,7 +14,7 @@ from shardproof.trainer.rounding import HALVES, PARAMS
 from shardproof.trainer.telling import one_or_many
 
 NONE, ZEROS, NOT_FINITE, GRADIENT = "none", "zeros", "not finite", "gradient"
-FROZEN, STEPPED_FROZEN = "frozen", "stepped although frozen"
+FROZEN, STEPPED_FROZEN, UNSTEPPED = "frozen", "stepped although frozen", "in no group"
 
 COPIES = ""
 """The name for all that optimizers step and no module has, such as copies in fp32."""
@@ -23,7 +23,7 @@ OfParameters = Mapping[str, str]
 """Name of a parameter, or `COPIES` → one of the words above, of the rank that has most: a gradient of zeros on one of
 two ranks is none of zeros."""
 
-LEAST_FIRST = (NONE, ZEROS, FROZEN, GRADIENT, STEPPED_FROZEN, NOT_FINITE)
+LEAST_FIRST = (NONE, ZEROS, FROZEN, UNSTEPPED, GRADIENT, STEPPED_FROZEN, NOT_FINITE)
 
 _SUSPECTS = {
     NONE: "no gradient arrives (`.grad` is None when the optimizer steps)",
@@ -31,6 +31,8 @@ _SUSPECTS = {
     FROZEN: "they are frozen (`requires_grad` is False)",
     GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what undoes its step",
     NOT_FINITE: "their gradients are NaN or infinite, for which a loss scale skips a step",
+    UNSTEPPED: "gradients other than zero reach them, and no param group of an optimizer that stepped has them: was it "
+    "made before they were there, or were to train",
 }
 
 
@@ -72,7 +74,7 @@ def why_still(names: Sequence[str], seen: OfParameters) -> str:
 
 def why_each(names: Sequence[str], seen: OfParameters) -> str:
     """Why parameters do not move, each reason with those that it holds for; empty where no optimizer was seen."""
-    if not any(seen.values()):
+    if not any(word != UNSTEPPED for word in seen.values()):
         return ""
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -146,7 +148,8 @@ def may_be_stepped(names: Iterable[Name], ways: Iterable[OfParameters]) -> bool:
     if every and all(role == "buffer" for role, _ in every):
         return False
     known = all(role == PARAMS for role, _ in every) and all(own and COPIES not in own for own in seen)
-    return not known or any(own.get(name, NONE) not in (NONE, FROZEN) for own in seen for _, name in every)
+    left = (NONE, FROZEN, UNSTEPPED)
+    return not known or any(own.get(name, NONE) not in left for own in seen for _, name in every)
 
 
 def are_frozen(names: Sequence[str], seen: OfParameters) -> bool:

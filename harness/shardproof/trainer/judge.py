@@ -70,10 +70,11 @@ from shardproof.trainer.notes import (
     idle,
     not_loaded,
     on_ranks_apart,
+    rounded_from_saved,
 )
 from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
-from shardproof.trainer.portrait import end_of, portrayed
+from shardproof.trainer.portrait import axes_of, end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.saved_and_loaded import that_left_out, that_load, that_set, whose
 from shardproof.trainer.second_resume import resumed_again
@@ -124,7 +125,7 @@ class Judge(Judging):
         self._twice()
         self._tied()
         trains(self)
-        self.notes += [*portrayed(self), *(end_of(self) if WHOLE not in self.failures else [])]
+        self.notes += [*portrayed(self), *([*end_of(self), *axes_of(self)] if WHOLE not in self.failures else [])]
         self._twin()
         self._unsaved()
         self._cut()
@@ -443,6 +444,7 @@ class Judge(Judging):
         alike_in_builds = {key: self.at(at)[key] for key in frozen if key in self.at(at) and key not in live}
         absent = absent_from(folder, alike_in_builds) if alike_in_builds else []
         notes += [frozen_left_out(absent)] if absent else []
+        notes += [rounded_from_saved(held.rounded)] if held.rounded else []
         told = wording.of_written(held)
         out = that_left_out(self, at) if held.missing else ""
         older = next((when for when, values in self._earlier_than(at) if held_as_in(folder, held.missing, values)), "")

@@ -304,6 +304,16 @@ def frozen_left_out(names: Sequence[str]) -> str:
     )
 
 
+def rounded_from_saved(keys: Sequence[tuple[str, str]]) -> str:
+    """Values are in no file, and are rounded from others that are, as parameters from their fp32 masters."""
+    which = f"{len(keys)} values" if len(keys) > 1 else "a value"
+    return (
+        f"`save` leaves {which} out of the checkpoint that are rounded from values of more bits which it has, as those "
+        f"of a model are from its masters: {', '.join(name for _, name in keys[:3])}{', …' if len(keys) > 3 else ''}; "
+        "whether `load` makes them anew, the arm `resumed` tells"
+    )
+
+
 def frozen_moves(names: Sequence[str], step: int) -> str:
     """Frozen parameters change, and no optimizer was seen to step them."""
     return (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
-from shardproof.trainer.arms import ENDS, MEASURED, Session
+from shardproof.trainer.arms import ENDS, MEASURED, READS, Session
+from shardproof.trainer.axes_read import axis_read
+from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.lines import BUFFERS, CHANGED, CLEARED, MADE, WRITTEN, Touch, reductions_told, touched
+from shardproof.trainer.lines import BUFFERS, CHANGED, CLEARED, MADE, WRITTEN, Moment, Touch, reductions_told, touched
 from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.telling import times
@@ -39,6 +42,18 @@ def end_of(judging: Judging) -> list[str]:
             if role == PARAMS:
                 found.update(name.encode() + values[role, name].data)
     return [f"{ENDS}: {found.hexdigest()[:16]}"]
+
+
+def axes_of(judging: Judging) -> list[str]:
+    """A line for each axis that a step of any kind may depend on: what becomes of its value."""
+    steps = [op for op in judging.whole.ops if op.kind in ("build", "step")][:2]
+    moments = [Moment(op, judging.ran.get(op.index, {})) for op in steps]
+    if [op.kind for op in steps] != ["build", "step"]:
+        return []
+    axes = [axis for axis in judging.trainer.axes if axis != MESH_AXIS and axis not in judging.trainer.alike]
+    texts = values_of(judging.trainer, judging.scenario)
+    told = {axis: judging.explained(partial(axis_read, moments, axis, texts[axis])) for axis in axes if axis in texts}
+    return [f"{READS}: {axis}: {text}" for axis, text in told.items() if text]
 
 
 def side_by_side(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

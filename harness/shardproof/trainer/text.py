@@ -11,7 +11,7 @@ from shardproof.observe.record import WRITTEN
 from shardproof.program import ARMS
 from shardproof.result import ArmResult, Result
 from shardproof.scenario import Scenario
-from shardproof.trainer.arms import ENDS, MEASURED, TRAINS
+from shardproof.trainer.arms import ENDS, MEASURED, READS, TRAINS
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import later_program
@@ -210,10 +210,18 @@ def _not_compared(trainer: Described, results: Sequence[Result]) -> list[str]:
     left = Counter(f"{arm.name}: {note}" for arm, note in every if arm.name != TRAINS)
     odd.update(
         f"{axis}: all of its values come to the same parameters in every step, bit for bit: right of what concerns "
-        "checkpoints alone, and otherwise nothing in a step reads it, or what reads it does not come to anything else"
+        f"checkpoints alone, and otherwise {_where_it_ends(axis, results)}"
         for axis in _without_effect(trainer, results)
     )
     return [*_counted("worth a look, and not judged:", odd), *_counted("what was not compared:", left)]
+
+
+def _where_it_ends(axis: str, results: Sequence[Result]) -> str:
+    """What becomes of the value of an axis that has no effect, in the last cell that tells."""
+    begins = f"{READS}: {axis}: "
+    told = [line.removeprefix(begins) for result in results for line in result.state if line.startswith(begins)]
+    unknown = "nothing in a step reads it, or what reads it does not come to anything else"
+    return f"look at what its value ends in: {told[-1]}" if told else unknown
 
 
 def _without_effect(trainer: Described, results: Sequence[Result]) -> Iterator[str]:

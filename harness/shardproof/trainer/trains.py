@@ -88,7 +88,8 @@ def trains(judging: Judging) -> None:
         text = nothing_trains(len(steps), last, why)
     elif params and later and len(_still(judging, judging.saved, last)) == params:
         names = [key[1] for key in last if key[0] == PARAMS]
-        text = nothing_trains_later(len(later), last, why_still(names, all_seen(judging, later)))
+        seen = all_seen(judging, later)
+        text = nothing_trains_later(len(later), last, why_still(names, seen) or why_each(names, seen))
     else:
         again = judging.data_repeat(judging.whole)
         zero = sorted(

@@ -97,7 +97,8 @@ class Rank:
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
         self.calls = Calls() if self.described.alike else None
-        self.gradients, self.inputs, self.collectives = Gradients(), Inputs(), Collectives()
+        self.gradients = Gradients(lambda: self.of_modules)
+        self.inputs, self.collectives = Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
         self.state_calls = StateCalls(context.directory)
         self.ran = Ran(self._known, self.state_calls, lambda: self.buffers)

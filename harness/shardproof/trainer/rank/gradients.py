@@ -1,5 +1,6 @@
 """What an optimizer of torch has of each parameter at the moment that it steps: a gradient, none, zeros, or one
-although the parameter is frozen. And which parameters are frozen after the step.
+although the parameter is frozen. And which parameters are frozen after the step, or have a gradient when an optimizer
+steps that has not got them.
 
 *Does not see* optimizers that are no `torch.optim.Optimizer`, and steps inside of a graph that `torch.compile` made.
 """
@@ -7,7 +8,7 @@ although the parameter is frozen. And which parameters are frozen after the step
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,15 +26,20 @@ from shardproof.trainer.gradients import (
     NONE,
     NOT_FINITE,
     STEPPED_FROZEN,
+    UNSTEPPED,
     ZEROS,
 )  # fmt: skip
 from shardproof.trainer.rank.pieces import Held
 
 
 class Gradients:
-    """What was seen since the latest record: identity of a parameter → one of the words of `trainer.gradients`."""
+    """What was seen since the latest record: identity of a parameter → one of the words of `trainer.gradients`.
 
-    def __init__(self) -> None:
+    of_modules: those of modules that are known, each by a function that gives it.
+    """
+
+    def __init__(self, of_modules: Callable[[], Mapping[int, Callable[[], torch.Tensor | None]]] = dict) -> None:
+        self.of_modules = of_modules
         self.seen: dict[int, str] = {}
 
     @contextmanager
@@ -68,8 +74,22 @@ class Gradients:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 word = _word(parameter)
-                if word and self.seen.get(id(parameter), NONE) in (NONE, ZEROS):  # one of several steps had more
+                if word and self.seen.get(id(parameter), NONE) in LESS:  # one of several steps had more
                     self.seen[id(parameter)] = word
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for key, held in self.of_modules().items():
+            parameter = held()
+            if key not in stepped and key not in self.seen and parameter is not None and _waits(parameter):
+                self.seen[key] = UNSTEPPED
+
+
+LESS = (NONE, ZEROS, UNSTEPPED)
+"""What an optimizer had less of a parameter than a gradient."""
+
+
+def _waits(parameter: torch.Tensor) -> bool:
+    """Whether a parameter that an optimizer does not step has a gradient that is not zero."""
+    return parameter.requires_grad and parameter.is_leaf and _word(parameter) == GRADIENT
 
 
 def _word(parameter: torch.Tensor) -> str:

@@ -18,6 +18,7 @@ from operator import attrgetter
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cures_of, home_of
 from shardproof.issues.findings import SEVERITIES, Finding, Part, Section, section_of
+from shardproof.issues.on_main import BRANCHES
 from shardproof.issues.upstream_evidence import ON_A_RELEASE, REACHES
 from shardproof.protocol.registry import all_systems, system_named
 
@@ -202,7 +203,8 @@ def _facts(finding: Finding) -> Iterator[str]:
     yield f"**Since** {finding.since}" + (f"; **fixed** in {finding.fixed}" if finding.fixed else "")
     yield from _public(finding)
     if finding.on_main:
-        yield f"**Main**: {finding.on_main.sentence()}"
+        run = any(name.startswith(BRANCHES) for name in finding.releases)
+        yield f"**Main**: {finding.on_main.sentence(run=run)}"
     if finding.behind:
         yield f"**Behind** {_names(finding.behind)}: no run reaches it before that is repaired"
     if finding.regressions:

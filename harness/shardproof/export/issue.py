@@ -180,10 +180,9 @@ def _doubt(told: FailureDescription) -> str:
 
 
 def _on_main(told: FailureDescription, result: Result) -> str:
-    """What was read of the main branch, where the entry records no run on it."""
-    if told.on_main is None or was_run_on_main(told.releases):
-        return ""
-    return told.on_main.sentence(result.version.partition("+")[0])
+    """What was read of the main branch, if anything was."""
+    seen = result.version.partition("+")[0]
+    return told.on_main.sentence(seen, run=was_run_on_main(told.releases)) if told.on_main else ""
 
 
 def _since(told: FailureDescription) -> str:

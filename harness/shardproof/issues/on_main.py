@@ -1,5 +1,5 @@
-"""What an entry of `issues.toml` says of upstream's main branch where nothing was run on it: whether the lines that it
-blames stand there, as somebody has read them at one commit.
+"""What an entry of `issues.toml` says of upstream's main branch: whether the lines that it blames stand there, as
+somebody has read them at one commit.
 
     on_main = { commit = "d98e8a64dd", date = "2026-08-22", version = "0.20.0", place = "a/b.py:12", stands = true }
 
@@ -9,7 +9,8 @@ blames stand there, as somebody has read them at one commit.
 * says: what a reader must know beside that. It is needed where they do not stand: whether they read otherwise and are
   wrong all the same, whether the commit is older than they are, or whether the defect is repaired.
 
-A run on a commit of the main branch says more, and stands in `releases`.
+A run on a commit of the main branch says more, and stands in `releases`. Both are worth having: a run says that the
+defect is there, and the place where.
 
 *Verifies*: that the answers are there, and have the right form.
 *Does not verify*: that they are true. A reader upstream can, since commit and place are named.
@@ -47,17 +48,18 @@ class OnMain:
     stands: bool
     says: str = ""
 
-    def sentence(self, seen: str = "") -> str:
+    def sentence(self, seen: str = "", *, run: bool = False) -> str:
         """What an issue says of it, in whole sentences.
 
         Args:
-            seen: the release on which the failure was seen. A commit that is older than that says so.
+            seen: the release on which the failure was seen. A commit that is older than that says so. run: whether a
+                run on the main branch is told as well.
         """
+        how = "stand unchanged" if self.stands else "read otherwise"
         at = f"`{self.place}` at commit `{self.commit}` of {self.date}, which calls itself {self.version}"
-        stands = f"On the main branch the lines stand unchanged: {at} (read, not run)."
-        otherwise = f"The main branch was read, and not run: {at}."
+        first = f"On the main branch the lines {how}: {at}{'' if run else ' (read, not run)'}."
         older = f"That commit is older than {seen}." if seen and Version(self.version) < Version(seen) else ""
-        return " ".join(filter(None, (stands if self.stands else otherwise, self.says, older)))
+        return " ".join(filter(None, (first, self.says, older)))
 
 
 def on_main_of(entry: Table) -> OnMain | None:

@@ -24,14 +24,15 @@ def test_lines_that_stand_are_told_with_their_place() -> None:
         "On the main branch the lines stand unchanged: `a/b.py:12` at commit `d98e8a64dd` of 2026-08-22, which calls "
         "itself 0.20.0 (read, not run)."
     )
+    assert "(read, not run)" not in found.sentence(run=True)
 
 
 def test_lines_that_do_not_stand_are_told_with_what_stands_there() -> None:
     found = on_main_of(entry(GONE))
     assert found is not None
     assert found.sentence("0.21.0") == (
-        "The main branch was read, and not run: `a/b.py:12` at commit `d98e8a64dd` of 2026-08-22, which calls itself "
-        "0.20.0. The loop asks for the class now. That commit is older than 0.21.0."
+        "On the main branch the lines read otherwise: `a/b.py:12` at commit `d98e8a64dd` of 2026-08-22, which calls "
+        "itself 0.20.0 (read, not run). The loop asks for the class now. That commit is older than 0.21.0."
     )
 
 

@@ -205,12 +205,11 @@ def _first(since: str) -> str:
     if known:
         return f"It stands in {known[1]} already; earlier releases were not looked at."
     if bound and bound.read:
-        run = (
-            "it was run there too"
-            if bound.read == str(bound.version)
-            else f"{bound.version} is the oldest that was run"
+        oldest = "that one" if bound.read == str(bound.version) else str(bound.version)
+        return (
+            f"By its source, {bound.read} is the first release in which the lines stand; the oldest on which a run showed "
+            f"it is {oldest}."
         )
-        return f"By its source, {bound.read} is the first release in which the lines stand; {run}."
     if bound and bound.exact:
         return f"The first release that has it is {since}."
     return f"First release that is known to have it: {since}."

@@ -218,9 +218,9 @@ def test_what_was_read_of_main_is_told() -> None:
         ("0.19.8", "The first release that has it is 0.19.8."),
         ("0.4.0; not in 0.5.0", "First release that is known to have it: 0.4.0; not in 0.5.0."),
         ("0.6.0, by its source; 0.19.0 was run", "By its source, 0.6.0 is the first release in which the lines stand; "
-         "0.19.0 is the oldest that was run."),
+         "the oldest on which a run showed it is 0.19.0."),
         ("0.4.0, by its source; 0.4.0 was run", "By its source, 0.4.0 is the first release in which the lines stand; "
-         "it was run there too."),
+         "the oldest on which a run showed it is that one."),
     ],
 )  # fmt: skip
 def test_a_first_release_is_called_so_only_where_it_is_known(since: str, sentence: str) -> None:

@@ -207,8 +207,8 @@ def _first(since: str) -> str:
     if bound and bound.read:
         oldest = "that one" if bound.read == str(bound.version) else str(bound.version)
         return (
-            f"By its source, {bound.read} is the first release in which the lines stand; the oldest on which a run showed "
-            f"it is {oldest}."
+            f"By its source, {bound.read} is the first release in which the lines stand; the oldest on which a run "
+            f"showed it is {oldest}."
         )
     if bound and bound.exact:
         return f"The first release that has it is {since}."

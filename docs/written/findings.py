@@ -18,6 +18,7 @@ from operator import attrgetter
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cures_of, home_of
 from shardproof.issues.findings import SEVERITIES, Finding, Part, Section, section_of
+from shardproof.issues.on_main import BRANCHES
 from shardproof.issues.upstream_evidence import ON_A_RELEASE, REACHES
 from shardproof.protocol.registry import all_systems, system_named
 
@@ -45,7 +46,7 @@ The words of the tables:
   the entry records found neither.
 * *Reach* says how far from the defaults a run must go to meet it. Only what a release shows, and nothing speaks
   against, is counted as found.
-* *Since* is the first release that is known to have it.
+* *Since* is the first release that is known to have it, by a run of ours or, where it says so, by its source.
 * A *cure* is a patch of a few lines that takes the defect away: `shardproof sweep SCENARIO --versions 0.16.1
   --versions 0.16.1+cured:ID` runs a scenario without and with it ([Cures](cures.md)).
 
@@ -201,6 +202,9 @@ def _facts(finding: Finding) -> Iterator[str]:
     yield f"**Where**: `{finding.library_line}`"
     yield f"**Since** {finding.since}" + (f"; **fixed** in {finding.fixed}" if finding.fixed else "")
     yield from _public(finding)
+    if finding.on_main:
+        run = any(name.startswith(BRANCHES) for name in finding.releases)
+        yield f"**Main**: {finding.on_main.sentence(run=run)}"
     if finding.behind:
         yield f"**Behind** {_names(finding.behind)}: no run reaches it before that is repaired"
     if finding.regressions:

@@ -46,7 +46,8 @@ def test_a_script_and_an_issue_text(name: str) -> None:
     software = Software(
         "3.11", {system_named(result.system).distributions[0]: result.version}, outside=result.outside_support
     )
-    text = render_issue(made, OBSERVED[name], software, not_asked(result, made.description.releases))
+    newest = not_asked(result, made.description.releases, made.description.on_main)
+    text = render_issue(made, OBSERVED[name], software, newest)
     files = {f"{name}.py.txt": made.script, f"{name}.md.txt": text}
     files |= {f"{name}.{shim}.txt": shim_text for shim, shim_text in made.draft.shims.items()}
     for file, content in files.items():

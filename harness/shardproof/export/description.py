@@ -17,6 +17,7 @@ from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues import cures
 from shardproof.issues.findings import TITLE_CHARACTERS, Finding, section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of, repaired_in
+from shardproof.issues.on_main import OnMain
 from shardproof.laboratory.witness import scenario_of as scenario_of_entry
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.system import System
@@ -74,6 +75,13 @@ class FailureDescription:
     def releases(self) -> Mapping[str, str]:
         """Release or commit → what the scenario of the entry gave on it."""
         return self.finding.releases if self.finding else {}
+
+    @property
+    def on_main(self) -> OnMain | None:
+        """What was read of the main branch: the entry's own, or that of its cause where both are of one line."""
+        if self.finding is None or self.finding.on_main or self.cause is None:
+            return self.finding.on_main if self.finding else None
+        return self.cause.on_main if self.cause.library_line == self.finding.library_line else None
 
     @property
     def opening(self) -> str:

@@ -15,7 +15,7 @@ from shardproof.export.body import name_of, subject, what_works
 from shardproof.export.case import TRAINED, TYPED, FailureCase
 from shardproof.export.description import FailureDescription, describe_unknown
 from shardproof.export.form import Form, form_of
-from shardproof.export.newest import Newest, not_asked
+from shardproof.export.newest import Newest, not_asked, was_run_on_main
 from shardproof.export.script import SCRIPT, Draft
 from shardproof.export.software import Software
 from shardproof.issues.known_issues import bound_of
@@ -90,7 +90,9 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
     if result.error is not None:
         seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
     hidden = len(result.differences) - SEEN
-    parts = _parts(result, known, not_asked(result, known.releases), "With this change it does not happen:") | {
+    parts = _parts(
+        result, known, not_asked(result, known.releases, known.on_main), "With this change it does not happen:"
+    ) | {
         "steps": _code(calls) if calls else "",
         "observed": _text(
             _code("\n".join(seen), "text") if seen else result.signature,
@@ -126,7 +128,7 @@ def _parts(result: Result, told: FailureDescription, newest: Newest, with_cure: 
     return {
         "bug": _text(told.what or told.title, harm, _when(told), _doubt(told)),
         "regression": _regression(told),
-        "newest": _text(newest.text, _since(told)),
+        "newest": _text(newest.text, _on_main(told, result), _since(told)),
         "where": _text(*_cure(told, with_cure, form.patches)),
         "public": _public(told),
     }
@@ -155,7 +157,7 @@ def _text(*paragraphs: str) -> str:
 
 TAKES = {
     "default": "the defaults are enough",
-    "API only": "it is met where a program calls the library's functions itself",
+    "API only": "no training script that comes with the library meets it",
 }
 """What it takes to meet a defect, by the word that its entry has for it; for other words there is nothing to say."""
 
@@ -177,14 +179,40 @@ def _doubt(told: FailureDescription) -> str:
     )
 
 
+def _on_main(told: FailureDescription, result: Result) -> str:
+    """What was read of the main branch, if anything was."""
+    seen = result.version.partition("+")[0]
+    return told.on_main.sentence(seen, run=was_run_on_main(told.releases)) if told.on_main else ""
+
+
 def _since(told: FailureDescription) -> str:
     """The first release with the defect, and what the same run gave on each release or commit that was tried."""
     if not told.finding:
         return ""
     tried = "; ".join(f"{name}: {OF_OURS.sub('', came)}" for name, came in told.releases.items())
-    return f"First release that is known to have it: {told.finding.since}." + (
+    return _first(told.finding.since) + (
         f" The same run on the releases and commits that were tried: {tried}." if tried else ""
     )
+
+
+OPEN = re.compile(r"(\S+)( or earlier|, older not tried)")
+"""What an entry says of a first release that is only the oldest anybody looked at."""
+
+
+def _first(since: str) -> str:
+    """What is known of the first release with a defect, as a sentence."""
+    bound, known = bound_of(since), OPEN.fullmatch(since)
+    if known:
+        return f"It stands in {known[1]} already; earlier releases were not looked at."
+    if bound and bound.read:
+        oldest = "that one" if bound.read == str(bound.version) else str(bound.version)
+        return (
+            f"By its source, {bound.read} is the first release in which the lines stand; the oldest on which a run "
+            f"showed it is {oldest}."
+        )
+    if bound and bound.exact:
+        return f"The first release that has it is {since}."
+    return f"First release that is known to have it: {since}."
 
 
 OF_OURS = re.compile(r" \(`[^)]*\)")

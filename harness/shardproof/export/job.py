@@ -173,7 +173,9 @@ def export(
     software = software_of(
         system, result, ranks.python, ranks.installed, places, [made.script, *made.draft.shims.values()]
     )
-    text = render_issue(made, plain.said, software, newest or not_asked(result, made.description.releases), passes, how)
+    told = made.description
+    asked = newest or not_asked(result, told.releases, told.on_main)
+    text = render_issue(made, plain.said, software, asked, passes, how)
     (folder / ISSUE).write_text(text, "utf-8")
     return found
 

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from shardproof.errors import UsageError
 from shardproof.issues.known_issues import bound_of
+from shardproof.issues.on_main import BRANCHES, OnMain
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
 from shardproof.result import Result
@@ -39,16 +40,17 @@ NOTHING: Mapping[str, str] = {}
 """What an entry without `releases` has recorded."""
 
 
-def not_asked(result: Result, recorded: Mapping[str, str] = NOTHING) -> Newest:
+def not_asked(result: Result, recorded: Mapping[str, str] = NOTHING, on_main: OnMain | None = None) -> Newest:
     """Nothing was run now but the release on which the failure was seen.
 
     Args:
         recorded: release or commit → what the entry of the failure says that came of its scenario there.
+        on_main: what it says of the main branch, where that was read.
     """
     is_newest = _declared(result) == result.version.partition("+")[0]
     lacking = [
         *(["a newer release"] if not is_newest and not any(_is_newer(name, result) for name in recorded) else []),
-        *(["the main branch"] if not any(name.startswith(BRANCHES) for name in recorded) else []),
+        *(["the main branch"] if on_main is None and not was_run_on_main(recorded) else []),
     ]
     seen = f"{_library(result)} {result.version}" + (
         f", the newest release for Python {PYTHON} that we know of on PyPI" if is_newest else ""
@@ -59,8 +61,9 @@ def not_asked(result: Result, recorded: Mapping[str, str] = NOTHING) -> Newest:
     )
 
 
-BRANCHES = ("main", "master")
-"""How an entry begins the name of a commit of upstream's branch."""
+def was_run_on_main(recorded: Mapping[str, str]) -> bool:
+    """Whether an entry records a run on a commit of the main branch."""
+    return any(name.startswith(BRANCHES) for name in recorded)
 
 
 def _is_newer(name: str, result: Result) -> bool:
@@ -70,15 +73,16 @@ def _is_newer(name: str, result: Result) -> bool:
     )
 
 
-def on_newest(result: Result, examined: Callable[[Scenario], Result], *, cloned: bool) -> Newest:
-    """Run the scenario of a result once more: on the newest commit of a clone, or else on the newest declared release.
+def on_newest(result: Result, examined: Callable[[Scenario], Result], *, cloned: bool) -> Newest | None:
+    """Run the scenario of a result once more: on the newest commit of a clone, or else on the newest declared release;
+    None where the failure was seen on that one already.
 
     Args:
         examined: runs a scenario. cloned: whether the caller has a clone of the library.
     """
     newest = HEAD if cloned else _declared(result)
     if not newest or newest == result.version.partition("+")[0]:
-        return not_asked(result)
+        return None
     what = "the newest commit of the clone that was tried" if cloned else "the newest release"
     seen = f"Seen on {_library(result)} {result.version}. "
     try:

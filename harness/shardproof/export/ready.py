@@ -55,7 +55,8 @@ def check(
         scenario: the regression of the entry. cloned: whether the caller has a clone of the library.
     """
     result = examined(scenario)
-    newest = on_newest(result, examined, cloned=True) if cloned else not_asked(result, finding.releases)
+    newest = on_newest(result, examined, cloned=True) if cloned else None
+    newest = newest or not_asked(result, finding.releases, finding.on_main)
     try:
         exported = export(result, finding.id, folder, newest)
         script, sound = _ended(exported), not exported.wrong

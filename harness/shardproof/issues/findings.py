@@ -26,6 +26,7 @@ this module reads (all of them optional):
     promise = "deepspeed/__init__.py, initialize"      # where the library promises what it does not do
     expected = "A step divides by the scale once."     # in an issue: what should come instead, in a sentence
     emulation = "It matters in part: …"                # in an issue: whether it matters what stood in for a GPU
+    on_main = { commit = "d98e8a64dd", … }             # of the main branch, as read: shardproof.issues.on_main
 
 `about` at the head of the file opens the system's page, and each `[[part]]` (`title`, `text`) follows it.
 """
@@ -37,6 +38,7 @@ from dataclasses import dataclass, field
 
 from shardproof.issues.cures import cure_of
 from shardproof.issues.known_issues import ISSUE_KEYS, document_of
+from shardproof.issues.on_main import OnMain, on_main_of
 from shardproof.issues.upstream_evidence import Novelty, novelty_of
 from shardproof.protocol.system import System
 from shardproof.tables import Table
@@ -78,6 +80,7 @@ class Finding:
     expected: str = ""
     emulation: str = ""
     confirmed: str = ""
+    on_main: OnMain | None = None
 
     @property
     def silent(self) -> bool:
@@ -164,6 +167,7 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         unscripted=dict(_said(entry, "unscripted", line) for line in entry.texts("unscripted")),
         emulated=bool(system.emulated) and not entry.text("confirmed_on_gpu"),
         confirmed=entry.text("confirmed_on_gpu"),
+        on_main=on_main_of(entry),
         **{key: " ".join(entry.text(key).split()) for key in texts},
     )
 

@@ -14,7 +14,7 @@ The file (`issues.toml` of a system):
     id = "torch-fsdp2-1842"                  # also names the scenario in regressions/
     what = "one sentence: what goes wrong, for whom"
     library_line = "torch/distributed/checkpoint/state_dict.py:612 (2.13.0), _load_optim_state_dict"
-    since = "2.4.0"                          # first release known to have it
+    since = "2.4.0"                          # first release known to have it; forms: `bound_of`
     scenario = "regressions/1842.toml"
     upstream = "https://github.com/..."      # or what was searched; with harm, reach and trigger: `upstream_evidence`
     confirmed_on_gpu = "H200, torch 2.13.0+cu130"          # optional: the run of docs/gpu.md that showed it on a GPU
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 _TEXTS = ("id", "what", "library_line", "since", "scenario")
 _STORY = (
     "fixed", "severity", "cause", "behind", "releases", "unscripted", "part", "detail", "title", "promise",
-    "expected", "emulation",
+    "expected", "emulation", "on_main",
 )  # fmt: skip
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
 """Keys of an entry. Those behind `fixed` are for the reader of docs/findings.md:
@@ -268,6 +268,7 @@ class KnownIssues:
 
 _BOUND = re.compile(r"(?:[A-Za-z_]*_v)?(\d+(?:\.\d+)+(?:rc\d+)?)(?P<rest>.*)", re.DOTALL)
 _RUN = re.compile(r"(?:, by pull request \d+)? \((\d[\d.]*) was run\)")
+_READ = re.compile(r", by its source; (\d[\d.]*) was run")
 _EXACT = re.compile(r"(, by pull request \d+)?")
 _OPEN = re.compile(r" or earlier|, older not (tried|reached)| \([\w. ,]+ not run\)")
 
@@ -278,11 +279,13 @@ class Bound:
 
     * exact: the text also says that the release before it was different.
     * comparable: the text says nothing more, so that a program can hold it against a run.
+    * read: an older release, in whose source the lines stand already, where `version` is the oldest that was run.
     """
 
     version: Version
     exact: bool
     comparable: bool
+    read: str = ""
 
 
 def bound_of(text: str) -> Bound | None:
@@ -293,6 +296,7 @@ def bound_of(text: str) -> Bound | None:
         since = "0.15.0"                              the first release with it: an older one did not have it
         since = "0.13.0 or earlier"                   nothing is said of older ones
         since = "0.16.1, older not tried"             likewise
+        since = "0.15.2, by its source; 0.19.0 was run"       the first with the lines; the release that was run counts
         since = "0.16.1, with 4423 repaired"          a condition that no run sees: not comparable
         fixed = "0.5.0, by pull request 2419"         the first release without it
         fixed = "2.14.1 (2.14.0 was not run)"         an older one may be without it, too
@@ -305,6 +309,8 @@ def bound_of(text: str) -> Bound | None:
     version, rest = found[1], found["rest"]
     if run := _RUN.fullmatch(rest):
         return Bound(Version(run[1]), exact=False, comparable=True)
+    if run := _READ.fullmatch(rest):
+        return Bound(Version(run[1]), exact=False, comparable=True, read=version)
     exact = bool(_EXACT.fullmatch(rest))
     return Bound(Version(version), exact, exact or bool(_OPEN.fullmatch(rest)))
 

@@ -23,17 +23,19 @@ from shardproof.export.issue import (
     _emulated,
     _gone,
     _of_ranks,
+    _on_main,
     _place,
     _promise,
     _public,
     _regression,
     _since,
 )
-from shardproof.export.newest import not_asked, on_newest
+from shardproof.export.newest import not_asked, on_newest, was_run_on_main
 from shardproof.export.script import Draft
 from shardproof.export.software import Software, software_of
 from shardproof.issues.findings import TITLE_CHARACTERS, Finding, section_of
 from shardproof.issues.known_issues import known_issues_of
+from shardproof.issues.on_main import OnMain
 from shardproof.issues.upstream_evidence import sentences_about, thread_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import System
@@ -44,6 +46,7 @@ from shardproof.verdict import Verdict
 from tests.conformance.built_in import BUILT_IN
 
 FINDINGS = [(system, finding) for system in BUILT_IN for finding in section_of(system).findings]
+OURS = [f for _, f in FINDINGS if not f.cause and f.novelty.on_a_release and not f.novelty.upstream]
 FAILED = Result(Scenario(system="deepspeed"), "deepspeed", "0.19.0", Verdict.MISMATCH, failed_op=FailedOp(3, "step"))
 
 
@@ -169,6 +172,62 @@ def test_all_that_is_near_a_defect_is_told_and_nothing_is_public_and_near_at_onc
         assert own - beyond <= threads, finding.id
 
 
+def test_a_cause_that_is_ours_says_how_each_thread_near_it_differs() -> None:
+    """A maintainer reads "near it, and not the same", and asks why."""
+    bare = {
+        (finding.id, address)
+        for finding in OURS
+        for address in finding.novelty.related
+        if not sentences_about(address, finding.detail)
+    }
+    assert not bare
+
+
+UNREAD = ("torch-fsdp2",)
+"""Systems whose main branch nobody could read here: no snapshot of the repository is small enough to be brought."""
+
+
+def test_a_cause_that_is_ours_says_whether_it_stands_on_main() -> None:
+    silent = {f.system for f in OURS if f.on_main is None and not was_run_on_main(f.releases)}
+    assert silent == set(UNREAD)
+
+
+def test_what_was_read_of_main_is_told() -> None:
+    read = OnMain("edaa722126", "2026-08-22", "0.19.6", "deepspeed/a.py:12", stands=True)
+    finding = replace(FINDINGS[0][1], on_main=read, releases={"0.19.0": "crash"})
+    told = FailureDescription("A title", finding=finding)
+    assert _on_main(told, replace(FAILED, version="0.19.8+cured")) == (
+        "On the main branch the lines stand unchanged: `deepspeed/a.py:12` at commit `edaa722126` of 2026-08-22, which "
+        "calls itself 0.19.6 (read, not run). That commit is older than 0.19.8."
+    )
+    assert "read, not run" not in _on_main(
+        replace(told, finding=replace(finding, releases={"main, 1": "fails"})), FAILED
+    )
+    assert not _on_main(FailureDescription("A title"), FAILED)
+    assert "main branch" not in not_asked(FAILED, {}, read).text
+    face = replace(finding, on_main=None)
+    assert replace(told, finding=face, cause=finding).on_main == read
+    assert replace(told, finding=replace(face, library_line="b.py:1"), cause=finding).on_main is None
+
+
+@pytest.mark.parametrize(
+    ("since", "sentence"),
+    [
+        ("0.13.0 or earlier", "It stands in 0.13.0 already; earlier releases were not looked at."),
+        ("0.16.1, older not tried", "It stands in 0.16.1 already; earlier releases were not looked at."),
+        ("0.19.8", "The first release that has it is 0.19.8."),
+        ("0.4.0; not in 0.5.0", "First release that is known to have it: 0.4.0; not in 0.5.0."),
+        ("0.6.0, by its source; 0.19.0 was run", "By its source, 0.6.0 is the first release in which the lines stand; "
+         "the oldest on which a run showed it is 0.19.0."),
+        ("0.4.0, by its source; 0.4.0 was run", "By its source, 0.4.0 is the first release in which the lines stand; "
+         "the oldest on which a run showed it is that one."),
+    ],
+)  # fmt: skip
+def test_a_first_release_is_called_so_only_where_it_is_known(since: str, sentence: str) -> None:
+    told = FailureDescription("A title", finding=replace(FINDINGS[0][1], since=since, releases={}))
+    assert _since(told) == sentence
+
+
 def test_a_thread_of_which_an_entry_says_nothing_is_told_by_its_address() -> None:
     near = "https://github.com/a/b/pull/12"
     finding = FINDINGS[0][1]
@@ -249,14 +308,16 @@ def test_a_newer_release_is_asked_where_the_caller_wants_it() -> None:
 
     assert not_asked(FAILED).text.endswith("Not tried for this issue: a newer release and the main branch.")
     found = on_newest(FAILED, examined, cloned=False)
+    assert found is not None
     assert asked == ["0.19.8"]
     assert found.text == (
         "Seen on deepspeed 0.19.0. Still there on the newest release, deepspeed 0.19.8: the same run fails at the same "
         "call."
     )
     commit = on_newest(newest, lambda scenario: replace(FAILED, version="0.19.6+git.edaa722"), cloned=True)
+    assert commit is not None
     assert "of the clone that was tried, deepspeed 0.19.6+git.edaa722, which is older than that release" in commit.text
-    assert on_newest(newest, examined, cloned=False) == not_asked(newest)
+    assert on_newest(newest, examined, cloned=False) is None
     assert "the newest release for Python 3.11 that we know of on PyPI" in not_asked(newest).text
 
 

@@ -4,6 +4,7 @@ counted."""
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def test_declared_features_have_names_of_their_own() -> None:
     assert {"automodel", "deepspeed", "transformer-engine"} <= {name for name, features in declared.items() if features}
     for features in declared.values():
         assert len({feature.name for feature in features}) == len(features)
+
+
+@pytest.mark.parametrize("name", ["automodel", "deepspeed", "transformer-engine"])
+def test_every_feature_that_a_limit_asks_for_is_declared(name: str) -> None:
+    """One that is not declared is looked for in no tree, so that every head would lack it."""
+    module = import_module(f"shardproof.systems.{name.replace('-', '_')}.accepts")
+    own = {value for value in vars(module).values() if isinstance(value, Feature)}
+    assert own <= set(system_named(name).accepts.features)
 
 
 # --- lost coverage -----------------------------------------------------------------------------------------

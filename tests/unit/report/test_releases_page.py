@@ -66,6 +66,7 @@ def test_when_it_came_and_went(states: str, said: str) -> None:
         ("0.16.1, older not tried", "0.16.1", False), ("0.5.0, by pull request 2419", "0.5.0", True),
         ("2.14.1 (2.14.0 was not run)", "2.14.1", False),
         ("some_v0.18.2", "0.18.2", True), ("0.19.2, by pull request 8056 (0.19.4 was run)", "0.19.4", False),
+        ("0.15.2, by its source; 0.19.0 was run", "0.19.0", False),
     ],
 )  # fmt: skip
 def test_texts_that_name_a_release(text: str, version: str, exact: bool) -> None:

@@ -322,7 +322,7 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,
-    features=(_ALIGNS, _COALESCES, _UNMANAGED, _WRITES),
+    features=(_ALIGNS, _COALESCES, _OFFLOADS, _UNMANAGED, _WRITES),
     constraints=CONSTRAINTS,
 )
 

@@ -317,7 +317,7 @@ def _plain_apart(found: _Apart, one: OfRanks, other: OfRanks, names: tuple[str, 
             for told in statement.values if statement.place == mine else ():
                 if told.is_plain and not told.text.startswith(TENSOR) and not told.path.startswith(BEHIND):
                     own.setdefault(told.path, []).append(shown(told.text))
-    path = next((path for path in values[0] if sorted(values[0][path]) != sorted(values[1].get(path, []))), "")
+    path = next((path for path in values[0] if {*values[0][path]} != {*values[1].get(path, [])}), "")
     each = [f"`{path}` = {', '.join(own[path][:MOST_ALIKE])}{', …' * (len(own[path]) > MOST_ALIKE)} {name}"
             for own, name in zip(values, names, strict=True) if own.get(path)]  # fmt: skip
     return (" and ".join(each), path) if path and len(each) == len(names) else ("", "")
@@ -363,7 +363,8 @@ def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str]
     shapes = [[each.shape for each in way] for way in (mine, its)]
     if shapes[0] != shapes[1] or len({shape[1:] for shape in shapes[0]}) > 1:
         return ""
-    one, other = (np.concatenate([each.numbers.reshape(len(each.numbers), -1) for each in way]) for way in (mine, its))
+    ways = [[each.of_rows for each in way] if any(one.is_of_rows for one in way) else way for way in (mine, its)]
+    one, other = (np.concatenate([each.numbers.reshape(len(each.numbers), -1) for each in way]) for way in ways)
     with np.errstate(all="ignore"):
         ratios = other / one
     for by, each in (("column", ratios), ("row", ratios.T)):

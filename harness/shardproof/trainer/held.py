@@ -37,6 +37,11 @@ class Values(NamedTuple):
 
 def held(mine: Values, its: Values, near: float) -> bool | None:
     """Whether two ways have a value alike; None where nobody can tell."""
+    every = [*mine.outlines, *its.outlines]
+    if any(each.is_of_rows for each in every):
+        if len({each.shape[1:] for each in every}) > 1:
+            return None  # rows that go on have other sums
+        mine, its = of_rows(mine), of_rows(its)
     shapes = [sorted(each.shape for each in way.outlines) for way in (mine, its)]
     kinds = {(len(shape), shape[2:]) for way in shapes for shape in way}
     ways = [numbers_of(way.outlines) for way in (mine, its)]
@@ -61,6 +66,12 @@ def held(mine: Values, its: Values, near: float) -> bool | None:
     if _same_but_for_zeros(ways, close):
         return True
     return False if sum(each.size for each in ways[0]) == sum(each.size for each in ways[1]) else None
+
+
+def of_rows(values: Values) -> Values:
+    """The same values, of which the sums of rows alone are known."""
+    last = {rank: each.of_rows for rank, each in values.last.items()}
+    return Values(values.statement, [each.of_rows for each in values.outlines], last)
 
 
 def _same_but_for_zeros(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:

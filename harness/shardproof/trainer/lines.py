@@ -8,6 +8,7 @@ import zlib
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,11 +92,24 @@ class Statement(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The numbers of a tensor of one or two dimensions or, of one with more, their sums over all behind the second.
-    shape: of the tensor. numbers: in the shape of its first two dimensions."""
+    """The numbers of a tensor of one or two dimensions or, of one with more, their sums over all behind the second; of
+    a large one, the sums of its rows. shape: of the tensor. numbers: in the shape of its first two dimensions, or of the
+    first and 1."""
 
     shape: tuple[int, ...]
     numbers: npt.NDArray[np.float32]
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether the numbers are sums of rows."""
+        return len(self.shape) > 1 and self.numbers.shape != self.shape[:2]
+
+    @property
+    def of_rows(self) -> Outline:
+        """The sums of the rows."""
+        if len(self.shape) < 2 or self.is_of_rows:
+            return self
+        return Outline(self.shape, self.numbers.sum(1, keepdims=True, dtype=np.float64).astype(np.float32))
 
 
 OfRanks = Mapping[int, bytes]
@@ -202,7 +216,8 @@ def outlines_of(data: bytes) -> dict[str, Outline]:
 
 def _outline(text: str, packed: str) -> Outline:
     shape = tuple(map(int, re.findall(r"[0-9]+", text.partition("(")[2].partition(")")[0])))
-    return Outline(shape, np.frombuffer(b64decode(packed), np.float32).reshape(shape[:2]))
+    numbers = np.frombuffer(b64decode(packed), np.float32)
+    return Outline(shape, numbers.reshape(shape[:2] if len(numbers) == prod(shape[:2]) else (shape[0], 1)))
 
 
 def unevenly_reduced(data: bytes) -> str:

@@ -26,7 +26,7 @@ from shardproof.trainer.lines_of_ranks import (
 )
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rates_set import rates_set
-from shardproof.trainer.rounding import PARAMS
+from shardproof.trainer.rounding import HALF, PARAMS
 from shardproof.trainer.setters import who_set_read
 from shardproof.trainer.telling import paragraphs
 
@@ -49,7 +49,7 @@ def lines_of(
     step = judging.ran.get(ops[0], {}), judging.ran.get(ops[1], {})
     one, other = ([Moment(op, judging.ran.get(op.index, {})) for op in each.ops if op.index <= last]
                   for each, last in zip(both, ops, strict=True))  # fmt: skip
-    leave = never_the_same(judging)
+    leave, close = never_the_same(judging), near if near == HALF else CLOSE
     tied = {name for op in ops for group in judging.shared.get(op, ()) for name in group}
     there = judging.at(ops[0]).keys() & judging.at(ops[1])
     names_of = (
@@ -63,7 +63,7 @@ def lines_of(
 
     def of_first() -> str:
         nonlocal where
-        told, where = first_apart(*step, ways, near or CLOSE, leave)
+        told, where = first_apart(*step, ways, close, leave)
         rows = [unpacked(way[0]) if 0 in way else () for way in step]
         if where and where.place and where.reads:
             told += who_set(rows, where.place, where.path, ways, (one, other))
@@ -86,9 +86,9 @@ def lines_of(
     def of_backward() -> str:
         if first or not (gradients or reached):
             return ""
-        alike = value_alike(*step, ways, near or CLOSE)
+        alike = value_alike(*step, ways, close)
         cut = cutting(*step, ways) if reached and not alike else ""
-        return paragraphs(flow_apart(*step, ways, near or CLOSE), alike, cut)
+        return paragraphs(flow_apart(*step, ways, close), alike, cut)
 
     rates = judging.explained(lambda: rates_set(one, other, ways))
     told = paragraphs(first, judging.explained(of_backward), rates)

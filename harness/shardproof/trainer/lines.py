@@ -39,10 +39,10 @@ class Told(NamedTuple):
 _DIGEST = re.compile(r"^generator |[a-z0-9_]+ \([0-9, ]*\) (\[[^\]]*\] )?[0-9a-f]{12}")
 
 
-BEGINS, ENDS, TOUCHES, CUT, DECIDES = 0, 1, 2, 3, 4
+BEGINS, ENDS, TOUCHES, CUT, DECIDES, CALLS, RETURNS = range(7)
 """What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
 parameters or gradients, with a digest of all of them; that what ran behind it is not known; of an `if`, whether it
-holds."""
+holds; that it calls what runs next, and that this returns (`shardproof.trainer.nested`)."""
 
 
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
@@ -93,8 +93,8 @@ class Statement(NamedTuple):
 
 class Outline(NamedTuple):
     """The numbers of a tensor of one or two dimensions or, of one with more, their sums over all behind the second; of
-    a large one, the sums of its rows. shape: of the tensor. numbers: in the shape of its first two dimensions, or of the
-    first and 1."""
+    a large one, the sums of its rows. shape: of the tensor. numbers: in the shape of its first two dimensions, or of
+    the first and 1."""
 
     shape: tuple[int, ...]
     numbers: npt.NDArray[np.float32]
@@ -203,6 +203,16 @@ class Flowed(NamedTuple):
     text: str = ""
 
 
+def kinds_of(data: bytes) -> list[int]:
+    """What is told at each moment, with calls and returns, in the order of `unpacked`, which leaves these out."""
+    return [kind % GOES_ON for _, kind, _ in _said(data)["ran"]]
+
+
+def compounds_of(data: bytes) -> dict[tuple[str, int], tuple[int, bool]]:
+    """File and line of the head of a compound statement → its last line, and whether its body ends with a jump."""
+    return {(file, line): (end, jumps) for (file, line, _), end, jumps in _said(data).get("compounds", [])}
+
+
 def flowed(data: bytes) -> list[Flowed]:
     """The gradients that arrived at values, in the order of the backward, behind values that are made again."""
     arrived, again = _said(data).get("flowed", ([], []))
@@ -271,6 +281,7 @@ def unpacked(data: bytes) -> tuple[Statement, ...]:
     found = tuple(
         Statement(file, line, text, kind % GOES_ON, tuple(Told(*one) for one in values), kind >= GOES_ON)
         for (file, line, text), kind, values in ((places[number], kind, values) for number, kind, values in said["ran"])
+        if kind % GOES_ON not in (CALLS, RETURNS)
     )
     return (*found, Statement(*NO_PLACE, CUT, ())) if said["cut"] else found
 

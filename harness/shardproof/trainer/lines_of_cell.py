@@ -15,7 +15,7 @@ from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
-from shardproof.trainer.lines import Moment, unpacked
+from shardproof.trainer.lines import Moment, OfRanks, Statement, unpacked
 from shardproof.trainer.lines_apart import who_set
 from shardproof.trainer.lines_of_ranks import (
     built_otherwise,
@@ -25,9 +25,10 @@ from shardproof.trainer.lines_of_ranks import (
     written_otherwise,
 )
 from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.nested import handed_over
 from shardproof.trainer.rates_set import rates_set
 from shardproof.trainer.rounding import HALF, PARAMS
-from shardproof.trainer.setters import who_set_read
+from shardproof.trainer.setters import handed_apart, who_set_read
 from shardproof.trainer.telling import paragraphs
 
 
@@ -65,7 +66,10 @@ def lines_of(
         nonlocal where
         told, where = first_apart(*step, ways, close, leave)
         rows = [unpacked(way[0]) if 0 in way else () for way in step]
-        if where and where.place and where.reads:
+        callers = _callers(step, where) if where else []
+        if where and callers:
+            told += handed_apart(callers, where.path, ways)
+        elif where and where.place and where.reads:
             told += who_set(rows, where.place, where.path, ways, (one, other))
         elif where and where.place and where.plain:
             who = who_set(rows, where.place, where.plain, ways, (one, other))
@@ -93,6 +97,16 @@ def lines_of(
     rates = judging.explained(lambda: rates_set(one, other, ways))
     told = paragraphs(first, judging.explained(of_backward), rates)
     return told, paragraphs(judging.explained(of_step), of_build)
+
+
+def _callers(step: tuple[OfRanks, OfRanks], where: Where) -> list[Statement]:
+    """The statements that hand over what one reads in two ways as an argument, if they are not one and the same that
+    reads the same."""
+    both = zip(step, where.places, strict=True)
+    found = [handed_over(way[0], place, where.path) for way, place in both if where.reads and 0 in way]
+    callers = [each for each in found if each is not None]
+    apart = len(callers) == len(step) and (callers[0].place, callers[0].values) != (callers[1].place, callers[1].values)
+    return callers if apart else []
 
 
 def lines_of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str], wrong: Sequence[Difference]) -> str:

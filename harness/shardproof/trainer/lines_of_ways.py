@@ -44,6 +44,7 @@ from shardproof.trainer.lines import (
     unpacked,
 )
 from shardproof.trainer.lines_apart import followed
+from shardproof.trainer.nested import heads_of
 from shardproof.trainer.readers import read_by
 
 MOST_LINES = 12
@@ -151,7 +152,7 @@ def _lines(
 ) -> Iterator[_Line]:  # fmt: skip
     """What is said of each statement that two ways do not run alike, in the order in which the statements run first."""
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
-    heads = [_heads(row) for row in rows]
+    heads = [*map(heads_of, packed)]
     told = set[str]()
     paired = dict(_paired(ways, names, seen) if numbers else ())
     for place in dict.fromkeys((*ways[0], *ways[1])):
@@ -313,25 +314,6 @@ def _reduced(place: tuple[str, int], ran: tuple[bytes, bytes], names: tuple[str,
         return None
     told = [reductions_told(often) if often else "no reduction" for often in (mine, its)]
     return (0, f"takes part in {told[0]} {names[0]} and in {told[1]} {names[1]}") if told[0] != told[1] else None
-
-
-MOST_HEADS = 3
-"""Heads before a statement, of which one may decide whether it runs."""
-
-_DECIDES = re.compile(r"(if|elif|for|while) |.* if .* else ")
-
-
-def _heads(row: Sequence[Statement]) -> dict[tuple[str, int], list[Statement]]:
-    """Place of a statement → what could have decided about it before its first time, in the same file, the latest
-    first: an `if`, a loop or a conditional expression."""
-    found, last = dict[tuple[str, int], list[Statement]](), dict[str, list[Statement]]()
-    for statement in row:
-        if statement.kind == BEGINS:
-            before = last.setdefault(statement.file, [])
-            found.setdefault((statement.file, statement.line), before[:MOST_HEADS])
-            if _DECIDES.match(statement.text):
-                before[:] = [statement, *(each for each in before if each.line != statement.line)][: MOST_HEADS + 1]
-    return found
 
 
 def _heads_of_jumps(row: Sequence[Statement]) -> list[Statement]:

@@ -215,3 +215,26 @@ def given_by(rows: Sequence[Sequence[Statement]], setters: Sequence[Setter], way
         f"{place}{',' * (', which read' in place)} gave it in {' and in '.join(own)}" for place, own in told.items()
     ]
     return f" {'; '.join(each)}."
+
+
+MOST_APART = 3
+"""Values that two calls read otherwise which a sentence names."""
+
+
+def handed_apart(callers: Sequence[Statement], path: str, names: Sequence[str]) -> str:
+    """Which calls hand an argument over in two ways, with the plain values that they read otherwise, in a sentence with
+    a space in front.
+
+    Args:
+        callers: the begins of the statements that call, one of each way. path: of the argument.
+    """
+    read = [{each.path: each.text for each in caller.values if each.is_plain and not each.path.startswith(BEHIND)}
+            for caller in callers]  # fmt: skip
+    apart = [[f"`{path}` = {shown(text)}" for path, text in own.items() if (last_word(path), text) not in
+              {(last_word(name), value) for name, value in its.items()}][:MOST_APART]
+             for own, its in (read, read[::-1])]  # fmt: skip
+    each = [
+        f"{caller.shown()} {name}{', which reads ' + ' and '.join(own) if own else ''}"
+        for caller, name, own in zip(callers, names, apart, strict=True)
+    ]
+    return f" `{path}` is an argument there: it is handed over by {each[0]}, and by {each[1]}."

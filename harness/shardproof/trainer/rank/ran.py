@@ -29,13 +29,13 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
 from shardproof.trainer.lines import (
     BEGINS,
     BUFFERS,
+    CALLS,
     CHANGED,
     CLEARED,
     DECIDES,
@@ -46,6 +46,7 @@ from shardproof.trainer.lines import (
     NO_PLACE,
     RATE,
     RESULT,
+    RETURNS,
     TOUCHES,
     WRITTEN,
 )  # fmt: skip
@@ -53,7 +54,8 @@ from shardproof.trainer.measured import Size, factor_between
 from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.flows import Flows
 from shardproof.trainer.rank.lengths import size_of
-from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, bytes_of, called, digest, looked_up, told
+from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, called, digest, looked_up, told
+from shardproof.trainer.rank.marks import known, mark_of, of_gradient
 from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
@@ -138,6 +140,7 @@ class Ran:
         self.frames, self.foreign = 0, set[str]()
         self.outlines = dict[str, str]()
         self.flows = Flows(self.outline)
+        self.compounds = dict[Place, tuple[int, bool]]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -188,9 +191,12 @@ class Ran:
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
         ran = [[number[place], kind, values] for place, kind, values in self.told]
-        told = {"places": places, "touched": touched, "reduced": reduced, "scaled": scaled, "rated": rated,
-                "cut": self.cut, "ran": ran, "flowed": self.flows.taken(), "outlines": self.outlines}  # fmt: skip
+        compounds = [[place, *each] for place, each in self.compounds.items()]
+        told = {"places": places, "compounds": compounds, "touched": touched, "reduced": reduced, "scaled": scaled,
+                "rated": rated, "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
+                "outlines": self.outlines}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
+        self.compounds = {}
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
 
@@ -220,6 +226,8 @@ class Ran:
         inside.makes = code.co_name != LAMBDA
         if code.co_flags & _GENERATORS or (self.stack and self.stack[-1].goes_on):
             inside.goes_on = GOES_ON
+        caller = next((each.place for each in reversed(self.stack) if each.place), None)
+        self.told.append((caller or NO_PLACE, CALLS, []))
         self.stack.append(inside)
         return inside.traced
 
@@ -317,17 +325,17 @@ class Ran:
 
     def _digest_of(self, at: int) -> str:
         """A digest of all parameters that were seen last, or of all of their gradients. at: 0 or 1."""
-        return digest(repr([_known(seen[at]) for seen in self.last.values()]).encode())
+        return digest(repr([known(seen[at]) for seen in self.last.values()]).encode())
 
     def _seen_buffers(self) -> dict[str, object]:
-        known = self.buffers()
-        held = ((name, there()) for name, there in known.items() if len(known) <= MOST_PARAMETERS)
-        return {name: _known(_mark(one)) for name, one in held if one is not None}
+        every = self.buffers()
+        held = ((name, there()) for name, there in every.items() if len(every) <= MOST_PARAMETERS)
+        return {name: known(mark_of(one)) for name, one in held if one is not None}
 
     def _seen(self) -> dict[int, _Seen]:
-        known = self.parameters()
-        held = ((key, reference()) for key, reference in known.items() if len(known) <= MOST_PARAMETERS)
-        return {key: (_mark(one), _of_gradient(one.grad)) for key, one in held if one is not None}
+        every = self.parameters()
+        held = ((key, reference()) for key, reference in every.items() if len(every) <= MOST_PARAMETERS)
+        return {key: (mark_of(one), of_gradient(one.grad)) for key, one in held if one is not None}
 
 
 class _InFrame:
@@ -362,6 +370,7 @@ class _InFrame:
             self.ran.end()
         if event == "return" and self in self.ran.stack:
             del self.ran.stack[self.ran.stack.index(self) :]
+            self.ran.told.append((NO_PLACE, RETURNS, []))
         return self.traced
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -390,6 +399,8 @@ class _InFrame:
         if self.now is not None and self.place:
             self.ran.begun += 1
             self.ran.collectives.setdefault(self.place, []).append(set())
+            if self.now.end:
+                self.ran.compounds[self.place] = self.now.end, self.now.jumps
             self.read = self._read(self.now.reads, frame)
             self.ran.told.append((self.place, BEGINS + self.goes_on, self.read))
 
@@ -471,27 +482,3 @@ def _never_compile(*functions: Callable[..., Any]) -> None:
 
 
 _never_compile(Ran.called, _InFrame.traced, audited)
-
-
-def _of_gradient(value: torch.Tensor | None) -> object:
-    """The same of a gradient, of which none and zeros are one."""
-    mark = None if value is None else _mark(value)
-    return None if mark == ZEROS else mark
-
-
-ZEROS = "zeros"
-
-
-def _known(mark: object) -> object:
-    """What a mark says of the values alone: nothing, where they cannot be read."""
-    return None if isinstance(mark, tuple) else mark
-
-
-def _mark(value: torch.Tensor) -> object:
-    """What changes when a tensor does: its bytes, as a checksum; where nobody can read them, how often torch has
-    written it."""
-    local = value._local_tensor if isinstance(value, DTensor) else value
-    data = bytes_of(local)
-    if not data:
-        return ("version", local._version)
-    return zlib.crc32(data) if data.strip(b"\0") else ZEROS

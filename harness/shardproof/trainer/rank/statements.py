@@ -24,7 +24,8 @@ class Statement:
     """A statement. line, last: its first line, from 1, and its last one, of a compound one those of its head. text: the
     first line as it stands in the file, without indentation. reads, makes: paths with their texts. may_change: those
     of which a method is called, or elements are assigned to. body: of an `if`, the first and the last line of what runs
-    where it holds; zeros of all others."""
+    where it holds; zeros of all others. end: of a compound one, the last line of all of it; 0 of all others. jumps:
+    whether the body of an `if` ends with a jump, such as a `return`."""
 
     line: int
     last: int
@@ -33,6 +34,8 @@ class Statement:
     makes: tuple[tuple[str, Path], ...]
     may_change: tuple[tuple[str, Path], ...] = ()
     body: tuple[int, int] = (0, 0)
+    end: int = 0
+    jumps: bool = False
 
 
 def statements_of(source: str) -> dict[int, Statement]:
@@ -52,13 +55,18 @@ def statements_of(source: str) -> dict[int, Statement]:
         last = max(ends, default=node.lineno) if _is_compound(node) else node.end_lineno or node.lineno
         body = (node.body[0].lineno, node.body[-1].end_lineno or 0) if isinstance(node, ast.If) else (0, 0)
         text = lines[node.lineno - 1].strip()
-        statement = Statement(node.lineno, last, text, reads, makes, _paths(parts, _called), body)
+        end = (node.end_lineno or 0) if _is_compound(node) else 0
+        jumps = isinstance(node, ast.If) and isinstance(node.body[-1], _JUMPS)
+        statement = Statement(node.lineno, last, text, reads, makes, _paths(parts, _called), body, end, jumps)
         found |= dict.fromkeys(range(node.lineno, last + 1), statement)
     return found
 
 
 _INSIDE = (ast.stmt, ast.ExceptHandler, ast.match_case)
 """Kinds of nodes that are, or hold, statements of their own."""
+
+
+_JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 
 def _is_compound(node: ast.stmt) -> bool:

@@ -17,6 +17,7 @@ from shardproof.trainer.lines import (
     DRAWS,
     ENDS,
     MADE,
+    TOUCHES,
     WRITTEN,
     Moment,
     OfRanks,
@@ -233,3 +234,37 @@ def _names(touch: Touch | None, what: str) -> list[str]:
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_PLACES} more" if len(names) > MOST_PLACES else ""
     return f"{', '.join(names[:MOST_PLACES])}{more}"
+
+
+def changed_between(ran: Sequence[bytes | None], names: tuple[str, str]) -> str:
+    """A sentence on lines that change gradients between the backwards of a step, where one way has such and the other
+    has not, as a clip in a loop over micro-batches; empty where none does.
+
+    Args:
+        ran: what ran on the first rank, in both ways.
+    """
+    found = [_between_backwards(data) if data is not None else {} for data in ran]
+    for own, its, name in zip(found, found[::-1], names, strict=True):
+        lines = [f"{place}, {times(often)}" for place, often in own.items() if place not in its]
+        if lines:
+            return (
+                f"Between the backwards of this step gradients are changed {name} alone: {'; '.join(lines)}. What "
+                "comes later is added to what that leaves, so that it acts on sums that are not whole."
+            )
+    return ""
+
+
+def _between_backwards(data: bytes) -> dict[str, int]:
+    """The statements that change gradients which are there behind a backward, and before another one → how often."""
+    changes = {touch.place for touch in touched(data) if touch.done.get(CHANGED) and "backward(" not in touch.place}
+    found, waiting, behind = dict[str, int](), list[str](), False
+    for statement in unpacked(data):
+        if statement.kind == BEGINS and "backward(" in statement.text:
+            for place in waiting:
+                found[place] = found.get(place, 0) + 1
+            waiting, behind = [], True
+        elif behind and statement.kind == TOUCHES and statement.shown() in changes:
+            waiting += [statement.shown()] * any(told.path == "gradients" for told in statement.values)
+        elif statement.kind == TOUCHES and any(told.path == "parameters" for told in statement.values):
+            waiting, behind = [], False
+    return found

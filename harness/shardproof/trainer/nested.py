@@ -27,7 +27,7 @@ class Within(NamedTuple):
 
 @lru_cache(maxsize=64)
 def within(data: bytes) -> tuple[Within, ...]:
-    """For each statement of `unpacked`, the call in which it ran."""
+    """Return the call in which each statement ran, in the order of `unpacked`."""
     found, frames, begun = list[Within](), [Within(0, -1)], dict[int, int]()
     row, number, at = unpacked(data), 0, 0
     for kind in kinds_of(data):

@@ -178,6 +178,24 @@ def nothing_trains(steps: int, last: Mapping[tuple[str, str], Value], why: str) 
     return f"No parameter has changed in {_often(steps)}, so that no arm could see a wrong update. {told}"
 
 
+def nothing_moves(steps: int, names: Sequence[str]) -> str:
+    """Nothing that could be trained has moved in the whole run of a trainer without parameters of modules."""
+    few = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    return (
+        f"no parameter of a module was found, and no tensor of floats has changed in {_often(steps)} ({few}): "
+        "if these are what is trained, look at the gradients that an update is given, and at what becomes of its result"
+    )
+
+
+def own_tensors_move(names: Sequence[str]) -> str:
+    """The parameters of modules stay, and the trainer's own tensors move, as of `torch.func.functional_call`."""
+    few = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    return (
+        f"no parameter of a module changes, and tensors of the trainer's own do, without torch's optimizers ({few}): "
+        "if these are what is trained, a module that is only their template need not be in `state()`"
+    )
+
+
 def nothing_trains_later(steps: int, last: Mapping[tuple[str, str], Value], why: str) -> str:
     """No parameter has moved after the save. last, why: see `nothing_trains`."""
     times = "the step" if steps == 1 else f"the {steps} steps"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import ARMS
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
@@ -46,8 +47,10 @@ from shardproof.trainer.notes import (
     frozen_moves,
     never_moved,
     no_numbers,
+    nothing_moves,
     nothing_trains,
     nothing_trains_later,
+    own_tensors_move,
     schedule_goes_on,
     schedule_runs_on,
     schedule_stands_still,
@@ -58,7 +61,7 @@ from shardproof.trainer.notes import (
 from shardproof.trainer.overflows import SCHEDULER, all_overflow, overflows
 from shardproof.trainer.plain import counted_apart, every_step_skipped
 from shardproof.trainer.rates import ZERO, rates_in
-from shardproof.trainer.rounding import PARAMS, At
+from shardproof.trainer.rounding import FLOATS, PARAMS, At
 from shardproof.trainer.samples import zeroed_before
 from shardproof.trainer.updates import grown_by
 from shardproof.verdict import Verdict
@@ -81,10 +84,19 @@ def trains(judging: Judging) -> None:
         return
     skipped = overflows([(op.iteration, judging.at(op.index - 1), judging.at(op.index)) for op in judging.whole.ops
                          if op.index in steps])  # fmt: skip
+    own = _own_floats(judging, moments[0], last)
+    moves = sorted(name for name, moved in own.items() if moved)
+    by_hand = not all_seen(judging, steps)
+    if still and len(still) == params and moves and by_hand:
+        judging.found.append(ArmResult(TRAINS, Verdict.PASS.value, "", (own_tensors_move(moves),)))
+        return
+    if not params and own and not moves:
+        judging.found.append(ArmResult(TRAINS, Verdict.PASS.value, "", (nothing_moves(len(steps), sorted(own)),)))
+        return
     if still and len(still) == params:
         begun, ended = (judging.plain.get(op, {}) for op in (moments[0], moments[-1]))
         why = every_step_skipped(begun, ended, len(steps)) or all_overflow(skipped, len(steps))
-        why = why or why_still(still, all_seen(judging, steps))
+        why = why or why_still(still, all_seen(judging, steps)) or (BY_HAND if by_hand else "")
         text = nothing_trains(len(steps), last, why)
     elif params and later and len(_still(judging, judging.saved, last)) == params:
         names = [key[1] for key in last if key[0] == PARAMS]
@@ -114,6 +126,19 @@ def trains(judging: Judging) -> None:
         judging.found += [ArmResult(TRAINS, Verdict.PASS.value, "", tuple(notes))] if notes else []
         return
     judging.found.append(ArmResult(TRAINS, Verdict.UNKNOWN.value, text, ()))
+
+
+BY_HAND = (
+    "no optimizer of torch steps there, so that what your own update is made of is not seen: look at the gradients "
+    "that it is given, which may be zeros, or those of another function than the loss"
+)
+
+
+def _own_floats(judging: Judging, first: int, last: At) -> dict[str, bool]:
+    """The tensors of floats that hang on the trainer, and on no module → whether they change in the run."""
+    begun = judging.at(first)
+    names = [key for key, value in last.items() if key[0] == EXTRA_STATE and value.dtype in FLOATS and key in begun]
+    return {key[1]: begun[key] != last[key] for key in names}
 
 
 def _scaled(judging: Judging) -> bool:

@@ -38,7 +38,7 @@ from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_of_cell import lines_of, lines_of_build, lines_of_some
-from shardproof.trainer.lines_of_ranks import drawn_by_ranks
+from shardproof.trainer.lines_of_ranks import changed_between, drawn_by_ranks
 from shardproof.trainer.measured import NOTHING
 from shardproof.trainer.not_finite import where_first
 from shardproof.trainer.notes import (
@@ -313,7 +313,9 @@ def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], ne
     one, other = (without_names(judging.measured.get(op, {}), reshaped) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
     calls = [judging.model_calls.get(op, {}) for op in ops]
-    told = (backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))
+    ran, ways = [judging.ran.get(op, {}).get(0) for op in ops], (f"with {names[0]}", f"with {names[1]}")
+    between = judging.explained(lambda: changed_between(ran, ways))
+    told = (between, backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))
     return " ".join(filter(None, told))
 
 

@@ -188,11 +188,18 @@ def _title_of_verdict(result: Result) -> str:
             return f"Refused: {result.reason}" if result.reason else "Refused by the system"
         case Verdict.UNKNOWN if CANNOT_IMPORT in first_line(result.reason):
             return f"No verdict, since {first_line(result.reason)}"
+        case Verdict.UNKNOWN if told := _of_blind_arm(result):
+            return f"No verdict: {told}"
         case Verdict.UNKNOWN:
             return f"No verdict, since shardproof itself failed: {result.reason or 'it does not say how'}"
         case Verdict.NONDETERMINISTIC:
             return f"Not the same in fresh ranks: {_failure(result)}"
     return _failure(result)
+
+
+def _of_blind_arm(result: Result) -> str:
+    """What the first arm of a trainer's cell says that could tell nothing, such as of a run that trains nothing."""
+    return next((arm.sentence for arm in result.arms if arm.verdict == Verdict.UNKNOWN.value and arm.sentence), "")
 
 
 def _failure(result: Result) -> str:

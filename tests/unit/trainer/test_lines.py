@@ -34,6 +34,7 @@ from shardproof.trainer.lines import (
 )
 from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, who_set, wrote_before
 from shardproof.trainer.lines_of_ranks import (
+    changed_between,
     drawn_by_ranks,
     gradients_otherwise,
     left_alone,
@@ -671,3 +672,31 @@ def test_a_tensor_that_is_written_in_place_is_told_as_that(tmp_path: Path) -> No
 def of_step(call: Callable[[], Any]) -> list[Moment]:
     """A step alone, with what ran in it."""
     return [Moment(step(0), {0: ran(call)})]
+
+
+CLIPS = """
+def train(weight, parts, inside):
+    for _ in range(parts):
+        (weight * weight).sum().backward()
+        if inside:
+            weight.grad.mul_(0.5)
+    if not inside:
+        weight.grad.mul_(0.5)
+    with torch.no_grad():
+        weight.sub_(weight.grad)
+"""
+
+
+def test_gradients_that_are_changed_between_backwards_are_told(tmp_path: Path) -> None:
+    module, rows = written(tmp_path, CLIPS), list[bytes]()
+    for parts, inside in ((1, True), (3, True), (3, False)):
+        weight = torch.ones(8, requires_grad=True)
+        record = Ran(lambda weight=weight: {id(weight): ref(weight)})
+        rows.append(ran(partial(module.train, weight, parts, inside), record, {id(weight): "w"}))
+    names = "with parts=1", "with parts=3"
+    assert changed_between(rows[:2], names) == (
+        "Between the backwards of this step gradients are changed with parts=3 alone: mine.py:6 "
+        "(`weight.grad.mul_(0.5)`), twice. What comes later is added to what that leaves, so that it acts on sums that "
+        "are not whole."
+    )
+    assert changed_between([rows[0], rows[2]], names) == changed_between([None, rows[0]], names) == ""

@@ -1,4 +1,4 @@
-"""By what a tensor is told from what it is when it changes, without asking torch for anything."""
+"""Marks of tensors, which change whenever a tensor does, and for which torch is asked nothing."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ from shardproof.trainer.lines import (
 MOST_READERS = 2
 """Lines of a step that a note names."""
 
+_PASSES_ON = re.compile(r"return [\w.]+$")
+
 
 def axis_read(moments: Sequence[Moment], axis: str, text: str) -> str:
     """What lines of a step do with the value of an axis, as a part of a sentence; empty where nobody knows.
@@ -59,6 +61,8 @@ def _followed(row: Sequence[Statement], axis: tuple[str, str], known: set[tuple[
     found, read = list[str](), dict[tuple[str, int], str]()
     for at, statement in enumerate(row):
         place = statement.file, statement.line
+        if _PASSES_ON.match(statement.text):
+            continue
         if statement.kind == BEGINS:
             seen = [each for each in statement.values if not each.path.startswith(BEHIND)]
             own = [each for each in seen if _is_axis(each, *axis) or _key(each) in known]

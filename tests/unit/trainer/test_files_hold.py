@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -143,3 +144,15 @@ def test_files_that_have_the_parameters_of_an_earlier_moment(tmp_path: Path) -> 
     assert not held_as_in(tmp_path, [key], {key: value(8)})
     assert not held_as_in(tmp_path, [key], {})
     assert not held_as_in(tmp_path, [key, ("param", "v")], {key: value(7)})
+
+
+def test_what_is_rounded_from_a_saved_master_counts_as_saved(tmp_path: Path) -> None:
+    master = value(1, 64)
+    numbers = np.frombuffer(master.data, np.float32)
+    half, other = (
+        Value("bf16", (32,), each.astype(ml_dtypes.bfloat16).tobytes()) for each in (numbers[:32], -numbers[32:])
+    )
+    live = {("param", "flat"): master, ("param", "a"): half, ("param", "b"): other, ("param", "c"): value(4)}
+    (tmp_path / "a.bin").write_bytes(master.data + live["param", "c"].data)
+    found = written(tmp_path, live, ())
+    assert (found.rounded, found.missing) == ((("param", "a"),), (("param", "b"),))

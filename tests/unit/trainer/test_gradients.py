@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 from shardproof.observe.logical import Value
@@ -58,6 +60,26 @@ def test_what_an_optimizer_steps_beside_the_model_is_told(gradient: float | None
     why = why_still(["weight"], seen(model, torch.optim.SGD([copy], lr=0.1)))
     assert why.startswith("the optimizer steps other tensors than these")
     assert told in why
+
+
+def test_a_parameter_with_a_gradient_that_no_group_has_is_told() -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in ("a", "b", "c")})
+    for name in ("a", "b"):
+        model[name].grad = torch.ones(2)
+    state = State({"model": model}, 0, 1)
+    watch = Gradients(lambda: {id(each): ref(each) for each in model.values()})
+    with watch.watched():
+        torch.optim.SGD([model["a"]], lr=0.1).step()
+    found = gradients_by_op([watch.record(3, 0, state.parameters, state.frozen)])[3]
+    assert found == {"a": "gradient", "b": "in no group"}
+    assert why_each(["b"], found).startswith("gradients other than zero reach them, and no param group of an optimizer")
+    with watch.watched():
+        for name in ("a", "b"):
+            torch.optim.SGD([model[name]], lr=0.1).step()
+    assert gradients_by_op([watch.record(4, 0, state.parameters, state.frozen)])[4] == {
+        "a": "gradient",
+        "b": "gradient",
+    }
 
 
 def test_every_kind_of_gradient_is_told() -> None:

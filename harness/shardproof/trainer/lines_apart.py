@@ -54,14 +54,24 @@ class Parting(NamedTuple):
 
 
 def apart_in(one: OfRanks, other: OfRanks, leave: Iterable[Name] = ()) -> tuple[int, Parting] | None:
-    """The first rank on which two operations part, and where. leave: what is another one whenever it is made."""
-    without = frozenset(leave)
+    """A rank on which two operations part, and where: the first of those where they part by something else than what
+    ranks exchange, if there is one. leave: what is another one whenever it is made."""
+    without, found = frozenset(leave), list[tuple[int, Parting]]()
     for rank in sorted(one.keys() & other.keys()):
         mine, its = unpacked(one[rank]), unpacked(other[rank])
-        found = next(partings(mine, its, without), None)
-        if found:
-            return rank, _in_generators(found, mine, its) or found
-    return None
+        parting = next(partings(mine, its, without), None)
+        if parting:
+            found.append((rank, _in_generators(parting, mine, its) or parting))
+    return min(found, key=lambda each: (_may_follow(each[1]), each[0]), default=None)
+
+
+_EXCHANGES = re.compile(r"\b(all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|backward|step)\(")
+
+
+def _may_follow(parting: Parting) -> bool:
+    """Whether what is not alike on a rank may have come from another rank."""
+    text = parting.one.text if parting.one else ""
+    return parting.kind == TOUCH or (parting.kind == MADE and bool(_EXCHANGES.search(text)))
 
 
 def begin_apart(one: OfRanks, other: OfRanks) -> bool:
@@ -320,9 +330,11 @@ def sentence(
         return f"Line by line, the two part{on}{behind}: {goes(parting, ways)}.{anew}"
     if parting.kind == DECIDED:
         holds, not_so = ways if first.text == "True" else ways[::-1]
+        rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
+        read = _read_in_one(parting, rows, ways) or "though what it reads is alike as far as it is looked at"
+        anew = _entered_anew(parting, rows, moments[1], rank, ways[1])
         return (
-            f"Line by line, the two part at {one.shown()}{on}: it holds in {holds} and not in {not_so}, though what it "
-            "reads is alike as far as it is looked at."
+            f"Line by line, the two part at {one.shown()}{on}: it holds in {holds} and not in {not_so}, {read}.{anew}"
         )
     texts = [each.text.partition("… ")[0] + "…" * ("… " in each.text) for each in (first, second)]
     values = f"{texts[0]} in {ways[0]} and {texts[1]} in {ways[1]}"
@@ -336,6 +348,21 @@ def sentence(
     more = followed((first, second), ways, moments, rank, parting.at)
     more += _not_in_load(second, moments[1], rank)
     return f"Line by line, the two part at {one.shown()}{on}: it reads `{first.path}`, which is {values}.{more}"
+
+
+def _read_in_one(parting: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], ways: tuple[str, str]) -> str:
+    """The first value that an `if` reads which has a text in one of two runs alone, as None has and an iterator has
+    not, as a part of a sentence; empty where there is none."""
+    assert parting.one
+    begins = parting.one.file, parting.one.line, BEGINS
+    values = [next((row[at].values for at in range(end, -1, -1) if row[at].place == begins), ())
+              for row, end in zip(rows, parting.at, strict=True)]  # fmt: skip
+    for own, its, way, other in zip(values, values[::-1], ways, ways[::-1], strict=True):
+        known = {told.path for told in its}
+        alone = next((told for told in own if told.path not in known and not told.path.startswith(BEHIND)), None)
+        if alone:
+            return f"where `{alone.path}` is {shown(alone.text)} in {way}, and something without a text in {other}"
+    return ""
 
 
 def _entered_anew(

@@ -198,7 +198,7 @@ def _title_of_verdict(result: Result) -> str:
 
 
 def _of_blind_arm(result: Result) -> str:
-    """What the first arm of a trainer's cell says that could tell nothing, such as of a run that trains nothing."""
+    """Return what the first arm of a trainer's cell says that could tell nothing, as where a run trains nothing."""
     return next((arm.sentence for arm in result.arms if arm.verdict == Verdict.UNKNOWN.value and arm.sentence), "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,26 @@ def as_difference(one: EntryDifference, op: int) -> Difference:
     """What two checkpoints do not have in common, as a difference of the operation that wrote the second one."""
     kind, total = one.kind if one.kind in STRUCTURE else "bits", max(1, one.total)
     return Difference(Key(op, "written", one.role, one.name), kind, mismatched=one.mismatched or total, total=total)
+
+
+AGAIN = {
+    "missing": "is not there any more", "extra": "was not there before", "kind": "is no tensor any more, or now is one",
+    "dtype": "has another dtype", "shape": "has another shape", "gap": "has gaps", "overlap": "has overlaps",
+    "bits": "has other bits", "value": "has another value",
+}  # fmt: skip
+"""What became of a value between a load and the save after it."""
+
+
+def of_again(found: Sequence[EntryDifference]) -> str:
+    """What a checkpoint lost on its way through a load and a save; empty if nothing."""
+    if not found:
+        return ""
+    others = len(found) - 1
+    more = f", and {others} more value{'s differ' if others > 1 else ' differs'}" if others else ""
+    one = found[0]
+    was, now = (text.rpartition(" (")[0] or text for text in (one.a, one.b))
+    is_now = f"is {now}, and was {was}" if one.kind == "value" else AGAIN[one.kind]
+    return f"What is saved right after a load is not what was loaded: {one.name} {is_now}{more}."
 
 
 def _file_of(folder: Path) -> Path:

@@ -57,7 +57,7 @@ from shardproof.trainer.arms import (
 )
 from shardproof.trainer.at_the_end import end_not_seen, with_the_end
 from shardproof.trainer.calls import where_they_part
-from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held
+from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held, of_again
 from shardproof.trainer.epochs import first_epoch_alone
 from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.trainer.files_hold import absent_from, held_as_in, not_made_by_build, written
@@ -419,7 +419,7 @@ class Judge(Judging):
             self.not_compared("again", wording.ALL_UNSTEADY)
             return
         verdict = Verdict.MISMATCH if found else Verdict.PASS
-        self.found.append(ArmResult("again", verdict.value, wording.of_again(found)))
+        self.found.append(ArmResult("again", verdict.value, of_again(found)))
         self.differences += [as_difference(one, resumed.first("save")) for one in found]
 
     def _written(self) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import inf
 
-from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
 from shardproof.oracle.extra_state import EXTRA_STATE
@@ -348,23 +347,6 @@ def seen_too_little(names: Sequence[str], number: int) -> str:
     """Parameters of which a load cannot be seen."""
     told = f"{len(names)} of {number} parameters are what was saved before the load already"
     return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
-
-
-AGAIN = {
-    "missing": "is not there any more", "extra": "was not there before", "kind": "is no tensor any more, or now is one",
-    "dtype": "has another dtype", "shape": "has another shape", "gap": "has gaps", "overlap": "has overlaps",
-    "bits": "has other bits", "value": "has another value",
-}  # fmt: skip
-"""What became of a value between a load and the save after it."""
-
-
-def of_again(found: Sequence[EntryDifference]) -> str:
-    """What a checkpoint lost on its way through a load and a save; empty if nothing."""
-    if not found:
-        return ""
-    others = len(found) - 1
-    more = f", and {others} more value{'s differ' if others > 1 else ' differs'}" if others else ""
-    return f"What is saved right after a load is not what was loaded: {found[0].name} {AGAIN[found[0].kind]}{more}."
 
 
 def listed(found: Sequence[Difference]) -> str:

@@ -232,7 +232,7 @@ class Rank:
         within.enter_context(self.gradients.watched())
         if op.arm.startswith((WHOLE, ALIKE, CUT, RESUMED, STOPPED)):  # of which the judge asks what a step does
             within.enter_context(self.measured.watched())
-            self.measured.know(self.state.values())
+            self.measured.know((*self.state.values(), *self.ran.optimizers()))
         if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
             within.enter_context(self.calls.watched())
         return within

@@ -6,16 +6,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 
+class _OfModule(NamedTuple):
+    """The calls for one module. lacks: the keys that none of them was given. unknown: those that one did not take."""
+
+    kind: str
+    lacks: list[str]
+    unknown: list[str]
+
+
 class LoadedKeys:
-    """The sentences since the latest question."""
+    """What the calls since the latest question say, those for one module together."""
 
     def __init__(self) -> None:
-        self._told: dict[str, None] = {}
+        self._told: dict[int, _OfModule] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -25,9 +33,12 @@ class LoadedKeys:
         @functools.wraps(plain)
         def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             returned = plain(module, *args, **kwargs)
-            lacks, unknown = (getattr(returned, name, ()) for name in ("missing_keys", "unexpected_keys"))
-            if told := of_keys(type(module).__name__, lacks, unknown):
-                self._told[told] = None
+            lacks, unknown = (list(getattr(returned, name, ())) for name in ("missing_keys", "unexpected_keys"))
+            before = self._told.get(id(module))
+            if before:
+                lacks = [key for key in before.lacks if key in {*lacks}]
+                unknown = [*before.unknown, *(key for key in unknown if key not in before.unknown)]
+            self._told[id(module)] = _OfModule(type(module).__name__, lacks, unknown)
             return returned
 
         nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
@@ -38,8 +49,8 @@ class LoadedKeys:
 
     def taken(self) -> list[str]:
         """The sentences, each once; what follows begins anew."""
-        told, self._told = list(self._told), {}
-        return told
+        told, self._told = dict.fromkeys(of_keys(*each) for each in self._told.values()), {}
+        return [*filter(None, told)]
 
 
 def of_keys(kind: str, lacks: Sequence[str], unknown: Sequence[str]) -> str:

@@ -48,6 +48,8 @@ TRAINS = "trains"
 KEYS, ENDS, READS = "keys", "ends", "reads"
 """What lines begin with that a cell says of keys which a load did not take, of where its steps end, and of what becomes
 of the value of an axis."""
+TOO_SELDOM = "fit called self.updated() too seldom"
+"""What is said of a `fit` that makes fewer updates than it is asked for."""
 OTHER, ALTERED = "other mesh", "altered"
 SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, STOPPED, SECOND_RESUME, USED, OTHER, ALTERED, ALIKE)
 """Names of sessions, the last three with a mesh or an axis behind them."""

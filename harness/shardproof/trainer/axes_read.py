@@ -34,19 +34,19 @@ def axis_read(moments: Sequence[Moment], axis: str, text: str) -> str:
     """What lines of a step do with the value of an axis, as a part of a sentence; empty where nobody knows.
 
     Args:
-        moments: a `build` and the step behind it. text: of the value that the cell has.
+        moments: a `build` and the step behind it, or both in one, as of a `fit`. text: of the value that the cell has.
     """
     rows = [unpacked(ran[0]) for _, ran in moments if 0 in ran]
     if len(rows) != len(moments) or any(row and row[-1].kind == CUT for row in rows):
         return ""
     known, told = set[tuple[str, int]](), list[str]()
-    built = _followed(rows[0], (axis, text), known)
-    for row in rows[1:]:
+    built = _followed(rows[0], (axis, text), known) if len(rows) > 1 else []
+    for row in rows[-1:]:
         told += _followed(row, (axis, text), known)
     lines = [*dict.fromkeys(told)]
     if lines:
         more = f" and {len(lines) - MOST_READERS} more lines do" if len(lines) > MOST_READERS else ""
-        return f"in a step {'; '.join(lines[:MOST_READERS])}{more}"
+        return f"in {'a step' if len(rows) > 1 else '`fit`'} {'; '.join(lines[:MOST_READERS])}{more}"
     last = " and ".join([*dict.fromkeys(built)][-MOST_READERS:])
     return f"no line of a step reads it, nor what comes of it in `build`, where {last}" if built else ""
 

@@ -16,7 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardproof.trainer.held import CLOSE, Numbers, Values, close_to, held, numbers_of, scale_of
+from shardproof.trainer.held import (
+    CLOSE,
+    Numbers,
+    Values,
+    close_to,
+    held,
+    held_in_pieces,
+    numbers_of,
+    scale_of,
+)
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
@@ -147,11 +156,14 @@ def _apart(one: _Way, other: _Way, near: float, leave: frozenset[Name]) -> Itera
     """The values that two ways do not have alike, in the order in which they come first in the one."""
     there = {(site.file, site.line) for site in one}, {(site.file, site.line) for site in other}
     last, mine = (_made_alone(way, places) for way, places in ((other, there[0]), (one, there[1])))
+    in_pieces = False  # whether a value before is alike piece by piece
     for site, values in one.items():
         its = other.get(last[site.path] if mine.get(site.path) == site and site.path in last else site)
         if its is None or (site.file, site.line, site.path) in leave or _is_added_to(site, one):
             continue
-        if held(values, its, near) is False:
+        alike, pieces = held(values, its, near), held_in_pieces(values, its, near)
+        in_pieces |= bool(pieces)
+        if alike is False or (in_pieces and pieces is False):
             yield _Apart(site, values, its, dict(_read_alike(site, one, other, near)))
 
 
@@ -292,7 +304,7 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     else:
         where = f"{one.statement.shown()} {verb} it {names[0]} and {other.statement.shown()} {names[1]}"
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
-    fewer = any(_rows_of(mine) != _rows_of(its) for mine, its in alike.values())
+    fewer = any(_rows_of(mine) != _rows_of(its) and not held_in_pieces(mine, its, near) for mine, its in alike.values())
     reach = " as far as the fewer rows go" * fewer
     out = f" out of what is alike{reach}, {' and '.join(told)}" if told and site.kind == ENDS else ""
     out = f", reading {plain}" if plain else out
@@ -337,6 +349,8 @@ def _trail(first: _Apart, others: Iterator[_Apart], names: tuple[str, str], near
 def _longer(both: tuple[Values, Values], names: tuple[str, str]) -> str:
     """That a value that is alike has more rows, or longer ones, in one way, in brackets; empty where it has not."""
     rows = [*map(_rows_of, both)]
+    if rows[0] != rows[1] and held_in_pieces(*both, CLOSE):
+        return f" (each of its rows in {max(rows) // min(rows)} pieces {names[rows[1] > rows[0]]})"
     if rows[0] != rows[1]:
         return f" (in {rows[0]} rows {names[0]} and {rows[1]} {names[1]})"
     lengths = [[each.shape[1] for each in values.outlines if len(each.shape) > 1] for values in both]

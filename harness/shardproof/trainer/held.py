@@ -63,6 +63,9 @@ def held(mine: Values, its: Values, near: float) -> bool | None:
         filled = rows[0] != rows[1] or len(widths[0] | widths[1]) > 1
         turned = [[each.T for each in way] for way in ways]
         return filled and (_rows_held(turned, close) or _same_but_for_zeros(ways, close))
+    if pieces := _cut_along(ways):
+        # the same elements in other pieces may be cut otherwise, as in turns, or be put together wrongly
+        return _rows_held(pieces, close) or (None if _same_but_for_zeros(ways, close) else False)
     if _same_but_for_zeros(ways, close):
         return True
     return False if sum(each.size for each in ways[0]) == sum(each.size for each in ways[1]) else None
@@ -134,6 +137,30 @@ def _rows_held(ways: Sequence[Sequence[Numbers]], close: _Close) -> bool:
         return True  # nobody looks
     few, many = sorted(rows, key=len)
     return any(_ragged_held(few, many, close, right=right) for right in (False, True))
+
+
+def held_in_pieces(mine: Values, its: Values, near: float) -> bool | None:
+    """Whether two ways have a value alike of which the one has each row in even pieces, as ranks that share a sequence;
+    None where they do not have it so, or all of it is one number."""
+    ways = [numbers_of(way.outlines) for way in (mine, its)]
+    kinds = {(len(each.shape), each.shape[2:]) for way in (mine, its) for each in way.outlines}
+    pieces = _cut_along(ways) if len(kinds) == 1 and not any(each.is_of_rows for each in mine.outlines) else []
+    if not pieces or all((each == each.flat[0]).all() for way in ways for each in way):
+        return None
+    return _rows_held(pieces, partial(close_to, near=near, scale=scale_of([*ways[0], *ways[1]])))
+
+
+def _cut_along(ways: Sequence[Sequence[Numbers]]) -> list[list[Numbers]]:
+    """The rows of both ways, those of the longer cut into as many pieces as the other has rows for each, as ranks cut a
+    sequence; empty where that does not come out even."""
+    few, many = sorted(([row for each in way for row in each] for way in ways), key=len)
+    widths = [{len(row) for row in way} for way in (few, many)]
+    if not few or [len(each) for each in widths] != [1, 1]:
+        return []
+    (long,), (short,) = widths
+    if len(few) == len(many) or long % short or len(few) * (long // short) != len(many):
+        return []
+    return [[row.reshape(-1, short) for row in few], [np.stack(many)]]
 
 
 def _ragged_held(few: Sequence[Numbers], many: Sequence[Numbers], close: _Close, *, right: bool) -> bool:

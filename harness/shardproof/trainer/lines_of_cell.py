@@ -94,7 +94,16 @@ def lines_of(
         cut = cutting(*step, ways) if reached and not alike else ""
         return paragraphs(flow_apart(*step, ways, close), alike, cut)
 
-    rates = judging.explained(lambda: rates_set(one, other, ways))
+    def of_rates() -> str:
+        rates, at = rates_set(one, other, ways)
+        before = (one[at], other[at]) if at >= 0 and not first else None
+        when = f"step {before[0].op.iteration}" if before else ""
+        if before is None:
+            return rates
+        told = first_apart(before[0].ran, before[1].ran, ways, close, leave, when)[0]
+        return paragraphs(rates, told or of_two_ways(before[0].ran, before[1].ran, ways, f"of {when}"))
+
+    rates = judging.explained(of_rates)
     told = paragraphs(first, judging.explained(of_backward), rates)
     return told, paragraphs(judging.explained(of_step), of_build)
 

@@ -116,3 +116,19 @@ def never_holds(ran: OfRanks, what: str) -> str:
 def _with_texts(read: Mapping[str, list[str]]) -> str:
     told = " and ".join(f"`{path}` = {few_of([*dict.fromkeys(texts)])}" for path, texts in read.items())
     return f", which read {told}" if told else ""
+
+
+_SEEDS = re.compile(r"\b(set_rng_state\w*|manual_seed\w*|set_state|setstate|seed|seed_everything)\(")
+
+
+def that_seeds(ran: OfRanks, what: str) -> str:
+    """The statements of a save or a load, on the rank with most of them, that set or seed a random generator.
+
+    Args:
+        what: `save` or `load`.
+    """
+    every = [[each.shown() for each in unpacked(data) if each.kind == BEGINS and _SEEDS.search(each.text)]
+             for data in ran.values()]  # fmt: skip
+    most = sorted(every, key=lambda lines: -len(lines))[:1]
+    lines = [*dict.fromkeys(line for own in most for line in own)]
+    return f"In `{what}`, of random states: {'; '.join(lines[:MOST_SETS])}." if lines else ""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from shardproof.program import ARMS, FIT
 from shardproof.result import ALIKE, ArmResult, Result
 from shardproof.scenario import Scenario
-from shardproof.trainer.arms import RESUMED, TRAINS, WHOLE
+from shardproof.trainer.arms import RESUMED, TOO_SELDOM, TRAINS, WHOLE
 from shardproof.trainer.cells import values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import later_program
@@ -73,7 +73,7 @@ def cut_short(result: Result, *, data: bool = False) -> str:
     if result.verdict is Verdict.PASS or not all(_is_its_end(arm, result) for arm in failing):
         return ""
     told = failing[0].paragraphs[0] if failing and failing[0].sentence else result.reason
-    if data and not told.startswith(StopIteration.__name__):
+    if data and not told.startswith(StopIteration.__name__) and TOO_SELDOM not in told:
         return ""
     return told.partition("\n")[0] or result.verdict.value
 

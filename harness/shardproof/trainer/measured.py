@@ -79,7 +79,8 @@ class OfStep:
     was still that of the step before when the first backward began. gradients: by the names of parameters. waiting:
     parameters with a gradient that no optimizer has stepped with when the operation ends. rates: the learning rates
     of the param groups with which the latest optimizer stepped. events: backwards, and the classes of optimizers that
-    stepped, in order. idle: those that were told to step while none of their parameters had a gradient."""
+    stepped, in order. idle: those that were told to step while none of their parameters had a gradient.
+    every_rate: the rates of all that stepped."""
 
     backwards: int
     steps: Mapping[str, int]
@@ -89,6 +90,7 @@ class OfStep:
     rates: Sequence[float | None] = ()
     events: Sequence[str] = ()
     idle: Sequence[str] = ()
+    every_rate: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
                 told["rates"],
                 told["events"],
                 told["idle"],
+                told["every_rate"],
             )
     return found
 
@@ -405,9 +408,9 @@ def _factors(gradients: Iterable[Gradient]) -> list[float | None]:
 
 
 def rates_at(step: OfStep, before: At) -> str:
-    """The learning rates of the param groups with which an optimizer stepped, each number once; those from before the
-    step, if it is none of torch's."""
-    told = [f"{rate:.6g}" for rate in step.rates if rate is not None]
+    """The learning rates of the param groups with which optimizers stepped, each number once; those from before the
+    step, if they are none of torch's."""
+    told = [f"{rate:.6g}" for rate in step.every_rate or step.rates if rate is not None]
     return " and ".join(dict.fromkeys(told)) or rates_told(before)
 
 

@@ -46,9 +46,10 @@ def end_of(judging: Judging) -> list[str]:
 
 def axes_of(judging: Judging) -> list[str]:
     """A line for each axis that a step of any kind may depend on: what becomes of its value."""
-    steps = [op for op in judging.whole.ops if op.kind in ("build", "step")][:2]
+    kinds = ("step",) if judging.trainer.fits else ("build", "step")  # a `fit` builds before its first update
+    steps = [op for op in judging.whole.ops if op.kind in kinds][: len(kinds)]
     moments = [Moment(op, judging.ran.get(op.index, {})) for op in steps]
-    if [op.kind for op in steps] != ["build", "step"]:
+    if tuple(op.kind for op in steps) != kinds:
         return []
     axes = [axis for axis in judging.trainer.axes if axis != MESH_AXIS and axis not in judging.trainer.alike]
     texts = values_of(judging.trainer, judging.scenario)

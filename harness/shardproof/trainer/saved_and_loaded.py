@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from shardproof.diff import Difference
 from shardproof.trainer.arms import FIRST, RESUMED, Session
-from shardproof.trainer.every_mesh import OF_MODULES
+from shardproof.trainer.every_mesh import OF_A_RANK, OF_MODULES
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import wrote_before
-from shardproof.trainer.lines_of_state import never_holds, of_setting, that_assign, that_decide
+from shardproof.trainer.lines_of_state import never_holds, of_setting, that_assign, that_decide, that_seeds
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.state_calls import Calls, joined, no_longer_one, not_opened, whose_state
 
@@ -28,7 +28,9 @@ def that_load(judging: Judging, load: int, found: Sequence[Difference]) -> str:
         return ""
     told = that_set(judging, load, found, "load")
     before = judging.explained(lambda: _wrote_before(judging, load, found)) if told else ""
-    return " ".join(filter(None, (told, before)))
+    random = any(one.key.role in OF_A_RANK for one in found)
+    seeds = judging.explained(lambda: that_seeds(judging.ran.get(load, {}), "load")) if random else ""
+    return " ".join(filter(None, (told, before, seeds)))
 
 
 def _wrote_before(judging: Judging, load: int, found: Sequence[Difference]) -> str:

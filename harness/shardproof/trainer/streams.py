@@ -19,7 +19,7 @@ import numpy as np
 from shardproof.diff import Difference
 from shardproof.observe.generators import BLOCK, block_digest
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import OF_A_RANK, Name
+from shardproof.trainer.every_mesh import OF_A_RANK, Name, without_rank
 
 LOOKED_AT = 400
 """Blocks of a stream that are made to find a place in it: a quarter of a million numbers."""
@@ -35,8 +35,22 @@ def of_streams(
     """
     names = [(one.key.role, one.key.fqn) for one in found if one.key.role in OF_A_RANK]
     both = (name for name in names if name in expected and name in observed)
-    told = ((name, _of(expected[name], observed[name], begun)) for name in both)
+    told = (
+        (name, _of_another(name, expected, observed) or _of(expected[name], observed[name], begun)) for name in both
+    )
     return next((f"The generator {name[1]} {what}" for name, what in told if what), "")
+
+
+def _of_another(name: Name, expected: Mapping[Name, Value], observed: Mapping[Name, Value]) -> str:
+    """That a rank's generator has the state that another rank's should have; empty where it has not."""
+    others = (other for other in expected if other != name and without_rank(other[1]) == without_rank(name[1]))
+    other = next((other for other in others if expected[other] == observed[name] != expected[name]), None)
+    return (
+        f"has the state that {other[1]} should have: the checkpoint has one rank's alone, or each rank is given that "
+        "one; look at where it is saved and handed back for each rank."
+        if other
+        else ""
+    )
 
 
 def _of(expected: Value, observed: Value, begun: int) -> str:

@@ -226,13 +226,12 @@ def _where_it_ends(axis: str, results: Sequence[Result]) -> str:
 
 def _without_effect(trainer: Described, results: Sequence[Result]) -> Iterator[str]:
     """Axes of which all values come to the same parameters after each step, whatever the other axes are."""
-    alike = [result for result in results if result.scenario.program == results[0].scenario.program]
-    ends = [(dict(values_of(trainer, result.scenario)), line) for result in alike for line in result.state
-            if line.startswith(f"{ENDS}: ")]  # fmt: skip
+    ends = [({**values_of(trainer, result.scenario)}, result.scenario.program, line) for result in results
+            for line in result.state if line.startswith(f"{ENDS}: ")]  # fmt: skip
     for axis in trainer.axes:
         cells: dict[tuple[str, ...], dict[str, str]] = {}
-        for values, line in ends:
-            others = tuple(text for name, text in sorted(values.items()) if name != axis)
+        for values, program, line in ends:
+            others = program, *(text for name, text in sorted(values.items()) if name != axis)
             cells.setdefault(others, {})[values.get(axis, "")] = line
         several = [own for own in cells.values() if len(own) > 1]
         if (

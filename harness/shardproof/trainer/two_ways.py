@@ -50,6 +50,7 @@ from shardproof.trainer.notes import (
     rounding,
     taken_for_settings,
 )
+from shardproof.trainer.one_name import under_one_name
 from shardproof.trainer.portrait import side_by_side
 from shardproof.trainer.rates import rates_apart, used_rates, used_rates_apart
 from shardproof.trainer.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
@@ -119,7 +120,8 @@ def alike(judging: Judging, session: Session) -> None:
         if op.kind == "fit" or wrong:
             continue
         apart = op.index, moments[op.kind, op.iteration]
-        ways = judging.at(apart[0]), judging.at(apart[1])
+        first_way, own_way, alone = under_one_name(judging.at(apart[0]), judging.at(apart[1]))
+        ways, left_out = (first_way, own_way), left_out | alone
         both, begun = of_both(*ways), begun or ways
         half = half or (computes_in_half(both.one) and computes_in_half(both.other))
         both = with_counted(both, ways, begun, half=half, exactly=exactly)

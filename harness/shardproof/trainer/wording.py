@@ -414,7 +414,8 @@ def first_of(found: Sequence[Difference], against: str = "should be") -> str:
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
     if one.key.role == "rng":
-        return f"The random state of {one.key.fqn} is another one: it was not restored, or drawn from afterwards."
+        what = f"The random state of {one.key.fqn} is another one"
+        return f"{what}: it was not restored, not for this rank, or drawn from afterwards."
     if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}.{retyped(one)}"
     wrong, right = shown(one.observed_first), shown(one.expected_first)
@@ -473,7 +474,8 @@ def _as_a_factor(wrong: str, right: str) -> str:
 def shown(first: str) -> str:
     """The number of an element as a difference has it, without its bits or its type."""
     if first[:1] in ("'", '"'):  # a plain value, with its type in front
-        return first[1:].partition(first[0])[0].rpartition(" ")[2]
+        text = first[1:].rpartition(first[0])[0] or first[1:].partition(first[0])[0]
+        return text.partition(" ")[2] or text
     return first.split(" ", 1)[0] if first else "nothing"
 
 

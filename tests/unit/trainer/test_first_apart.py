@@ -333,3 +333,30 @@ def test_a_conditional_expression_decides_and_what_both_read_alike_does_not(mine
 )
 def test_outlines_are_the_numbers_of_the_first_two_dimensions(value: Any, numbers: list[float]) -> None:
     assert np.frombuffer(b64decode(outline_of(value)), np.float32).tolist() == numbers
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_pieces_of_rows_are_held_side_by_side(tmp_path: Path, rolled: bool) -> None:
+    source = """
+def shifts(rows, at, of, shifted):
+    part = rows.shape[1] // of
+    tokens = rows[:, at * part : (at + 1) * part]
+    mine = shifted(rows, tokens)
+    return mine.sum()
+
+def before(rows, tokens):
+    part = tokens.shape[1]
+    at = int((rows[0] == tokens[0, 0]).nonzero()[0, 0])
+    return torch.roll(rows, -1, dims=1)[:, at : at + part]
+
+def after(rows, tokens):
+    return torch.roll(tokens, -1, dims=1)
+"""
+    module, rows = written(tmp_path, source), torch.arange(32.0).reshape(2, 16) + 1
+    shifted = module.after if rolled else module.before
+    one = {0: ran(partial(module.shifts, rows, 0, 1, shifted))}
+    other = {rank: ran(partial(module.shifts, rows, rank, 2, shifted)) for rank in range(2)}
+    said = first_apart(one, other, ("with cp=1", "with cp=2"))
+    assert bool(said) is rolled
+    if rolled:
+        assert "out of what is alike, `tokens` (each of its rows in 2 pieces with cp=2)" in said

@@ -150,3 +150,16 @@ def test_why_each_of_several_parameters_stays() -> None:
         "they are frozen (`requires_grad` is False) (a); no param group of an optimizer that stepped has them (c)"
     )
     assert why_each(["a"], {}) == ""
+
+
+def test_a_rank_with_several_modules_tells_the_others_all_the_same() -> None:
+    asked = list[tuple[str, tuple[str, ...]]]()
+
+    def alike(kind: str, paths: tuple[str, ...]) -> bool:
+        asked.append((kind, paths))
+        return False
+
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizers = {name: torch.optim.SGD(model.parameters()) for name, model in (("a", one), ("b", other))}
+    list(State({"one": one, "other": other, **optimizers}, 0, 2, alike=alike).records(0))
+    assert asked == [("modules", ("one", "other")), ("optimizers", ("a", "b"))]

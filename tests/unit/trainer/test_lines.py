@@ -300,12 +300,12 @@ def test_lines_that_set_learning_rates_are_told(tmp_path: Path) -> None:
         [[["", "0.5", "0.1"]]], [[["", "0.5", "0.2"]]]
     ]  # fmt: skip
     names = "with n=1", "with n=2"
-    assert rates_set(ways[0][:2], ways[1][:2], names) == (
+    assert rates_set(ways[0][:2], ways[1][:2], names)[0] == (
         "The learning rate that this step was made with was set last to 0.1 with n=1 by mine.py:5 "
         '(`group["lr"] = rate`) in `build` and to 0.2 with n=2 by mine.py:5 (`group["lr"] = rate`) in `build`.'
     )
-    assert rates_set(*ways, names) == ""
-    assert rates_set(ways[0][:2], ways[1], names).endswith(
+    assert rates_set(*ways, names) == ("", -1)
+    assert rates_set(ways[0][:2], ways[1], names)[0].endswith(
         'to 0.3 with n=2 by mine.py:11 (`optimizer.param_groups[0]["lr"] = rate`) in step 0.'
     )
     said = of_two_ways({0: rows[0]}, {0: rows[1]}, names, "of `build`")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,3 +60,12 @@ def test_a_generator_that_goes_on_from_the_seed_of_its_own_run_is_not_restored()
     told = of_streams(FOUND, expected, observed, begun=2)
     assert "goes on from the seed 2 that this run was begun with, and should from 1, that of the run that saved" in told
     assert "was seeded with 2" in of_streams(FOUND, expected, observed, begun=5)
+
+
+def test_a_generator_that_has_another_rank_s_state_is_told() -> None:
+    other = (NAME[0], "rank1.torch")
+    found = [replace(FOUND[0], key=FOUND[0].key._replace(fqn=other[1]))]
+    expected = {NAME: drawn(1, 5), other: drawn(2, 5)}
+    assert of_streams(found, expected, {**expected, other: expected[NAME]}).startswith(
+        f"The generator rank1.torch has the state that {NAME[1]} should have: the checkpoint has one rank's alone"
+    )

@@ -48,6 +48,7 @@ from shardproof.trainer.arms import (
     STOPPED,
     TIED,
     TOLD,
+    TOO_SELDOM,
     TWICE,
     WHOLE,
     seed_of,
@@ -174,8 +175,7 @@ class Rank:
             return []  # the judge says that the run ended early
         if not self.taken:
             raise RuntimeError(
-                f"fit called self.updated() too seldom: there is no observation for step {op.iteration}; call it after "
-                "each update"
+                f"{TOO_SELDOM}: there is no observation for step {op.iteration}; call it after each update"
             )
         return [record._replace(op=op.index) for record in self.taken.pop(0)]
 

@@ -212,7 +212,8 @@ class Look:
         mets = {met.path: met for met in self._of_kind(kinds.MODULE)}
         self._used |= {id(met.value) for met in mets.values()}
         tops = topmost({path: met.value for path, met in mets.items()})
-        named = len(tops) > 1 or not self._alike("modules", tuple(tops))
+        alike = self._alike("modules", tuple(tops))  # of which every rank has to tell the others
+        named = len(tops) > 1 or not alike
         for path, module in tops.items():
             self._look_at_module(mets[path], module, f"{path}." if named else "")
         for parameter in self.modules.params:
@@ -247,7 +248,8 @@ class Look:
         targets = self._optimizers()
         elsewhere = {id(met.value): met.path for met in self._of_kind(kinds.TENSOR)}
         taken: set[tuple[str, str]] = set()
-        named = len(targets) > 1 or not self._alike("optimizers", tuple(met.path for met in targets))
+        alike = self._alike("optimizers", tuple(met.path for met in targets))
+        named = len(targets) > 1 or not alike
         for met in targets:
             groups = [group for group in met.value.param_groups if isinstance(group, Mapping)]
             prefix = f"{met.path}." if named else ""

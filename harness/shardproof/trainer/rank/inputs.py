@@ -78,6 +78,7 @@ class Inputs:
         self._random = torch.empty(0)  # the state of torch's generator when the outermost of them was
         self._seen = False  # whether the call of the model has its digest
         self._call: Given | None = None  # that of the model's call, if what it was given is data
+        self._used: dict[int, tuple[int, int]] = {}  # marks of the gradients that an optimizer has stepped with latest
         self._waiting: list[Given] = []  # calls whose gradients no optimizer has taken yet
         self._steps = False  # whether an optimizer of torch ever does, so that it is known when
 
@@ -143,16 +144,25 @@ class Inputs:
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._steps = True
+        own = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._used |= {id(each): mark for each in own if (mark := _mark_of_gradient(each))}
         self._waiting = [one for one in self._waiting if not one.came]
 
     def _zeroed(self, holder: Any) -> None:
         """Keep which calls' gradients are lost, if there are any where they are set to zero."""
         lost = [one for one in self._waiting if one.came]
-        if lost and any(parameter.grad is not None for parameter in _parameters(holder)):
+        new = (mark and mark != self._used.get(id(each)) for each in _parameters(holder)
+               for mark in [_mark_of_gradient(each)])  # fmt: skip
+        if lost and any(new):  # and not those that an optimizer has stepped with before
             line = where_of(inspect.currentframe())
             for one in lost:
                 one.zeroed = line
             self._waiting = [one for one in self._waiting if not one.came]
+
+
+def _mark_of_gradient(parameter: torch.Tensor) -> tuple[int, int] | None:
+    """What changes whenever a backward adds to the gradient of a parameter; None where there is none."""
+    return None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
 
 
 def _samples(tensor: torch.Tensor) -> list[str]:

@@ -12,7 +12,8 @@ from torch import nn
 
 
 class _OfModule(NamedTuple):
-    """The calls for one module. lacks: the keys that none of them was given. unknown: those that one did not take."""
+    """What the calls for one module came to. lacks: the keys that no call was given. unknown: keys that a call did not
+    take."""
 
     kind: str
     lacks: list[str]

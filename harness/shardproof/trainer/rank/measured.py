@@ -38,7 +38,8 @@ class Measured:
 
     backwards, steps: how often a backward ran, and an optimizer of each class stepped; events: in which order. idle:
     classes of optimizers that were told to step while none of their parameters had a gradient. rates: the learning
-    rates of the param groups in the latest of these steps; None of one that is no number. gradients:
+    rates of the param groups in the latest of these steps; None of one that is no number; every_rate: in any of them,
+    each once. gradients:
     identity of a parameter → size of its gradient after the latest backward, and before the step that came then.
     stale: those whose gradient was, when a backward began, still the one that an optimizer had stepped with,
         and that were stepped again without having been cleared. _not_cleared: those that may come to it.
@@ -54,7 +55,7 @@ class Measured:
         self.events = list[str]()
         self._inside, self._held_before, self._gradients_before = 0, list[Size | None](), dict[int, Size]()
         self.gradients = dict[int, tuple[Size, Size]]()
-        self.rates, self.idle = list[float | None](), set[str]()
+        self.rates, self.every_rate, self.idle = list[float | None](), list[float | None](), set[str]()
         self.stale, self._not_cleared, self._after = set[int](), set[int](), dict[int, Size]()
 
     @contextmanager
@@ -109,6 +110,7 @@ class Measured:
         told = {
             "backwards": self.backwards, "steps": self.steps, "events": self.events,
             "gradients": gradients, "rates": self.rates, "idle": sorted(self.idle),
+            "every_rate": self.every_rate,
             "stale": sorted(own[key] for key in self.stale if key in own),
             "waiting": sorted(own[key] for key in waiting if key in own),
         }  # fmt: skip
@@ -152,6 +154,7 @@ class Measured:
         self.steps[type(optimizer).__name__] += 1
         self.events.append(type(optimizer).__name__)
         self.rates = [_rate(group.get("lr")) for group in optimizer.param_groups]
+        self.every_rate += [rate for rate in self.rates if rate not in self.every_rate]
         own = _parameters_of(optimizer)
         before = self._sizes(own) if self.backwards > self._backwards_before else self._gradients_before
         self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}

@@ -234,7 +234,18 @@ class Judging:
             return one.told()
         numbers = prod(value.shape) if value else 0
         reduced = not_reduced(numbers, self.collectives.get(key.op, {})) if numbers else ""
+        reduced += self._reduced_in_others(key.op, numbers) if reduced else ""
         return wording.of_own_gradient(" ".join(filter(None, (alike_among(self.copies.get(key, {})), reduced))))
+
+    def _reduced_in_others(self, op: int, numbers: int) -> str:
+        """In which other steps of a session something is reduced that may be a gradient, where it is not in one, as a
+        sentence with a space in front; empty where it is in none."""
+        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        others = [each for each in session.ops if each.kind == "step" and each.index != op]
+        ranks = [self.collectives.get(each.index, {}) for each in others]
+        steps = [str(each.iteration) for each, own in zip(others, ranks, strict=True)
+                 if len(own) > 1 and not not_reduced(numbers, own)]  # fmt: skip
+        return f" In step{'s' * (len(steps) > 1)} {', '.join(steps)} of the same run it is." if steps else ""
 
     def lines_of_ranks(self) -> str:
         """What the trainer's own lines say of the first operation after which ranks disagree."""

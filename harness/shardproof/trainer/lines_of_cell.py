@@ -24,6 +24,7 @@ from shardproof.trainer.lines_of_ranks import (
     touch_alone,
     written_otherwise,
 )
+from shardproof.trainer.lines_of_state import never_hold
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.nested import handed_over
 from shardproof.trainer.rates_set import rates_set
@@ -85,7 +86,8 @@ def lines_of(
         written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
-        return paragraphs(touched, scaled_by_ranks(step[1]), written, lines)
+        skipped = never_hold(step) if gradients else ""
+        return paragraphs(touched, scaled_by_ranks(step[1]), written, lines, skipped)
 
     def of_backward() -> str:
         if first or not (gradients or reached):

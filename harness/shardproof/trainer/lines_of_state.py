@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardproof.trainer.line_values import few_of
 from shardproof.trainer.lines import (
@@ -132,3 +132,18 @@ def that_seeds(ran: OfRanks, what: str) -> str:
     most = sorted(every, key=lambda lines: -len(lines))[:1]
     lines = [*dict.fromkeys(line for own in most for line in own)]
     return f"In `{what}`, of random states: {'; '.join(lines[:MOST_SETS])}." if lines else ""
+
+
+def never_hold(ran: Sequence[OfRanks]) -> str:
+    """The conditions of a step that hold in neither of two ways, on the first rank, of which one may skip what scales a
+    loss or a gradient; empty where there is none.
+
+    Args:
+        ran: what ran in the step, in both ways.
+    """
+    rows = [unpacked(way[min(way)]) if way else () for way in ran]
+    decided = [[(each.shown(), each.values[0].text) for each in row if each.kind == DECIDES] for row in rows]
+    failed = [dict.fromkeys(line for line, holds in own if holds == "False") for own in decided]
+    held = {line for own in decided for line, holds in own if holds == "True"}
+    lines = [line for line in failed[0] if all(line in own for own in failed) and line not in held]
+    return f"In neither way this holds in the step: {'; '.join(lines[:MOST_SETS])}." if lines else ""

@@ -43,7 +43,7 @@ from shardproof.trainer.lines_of_ranks import (
     touch_alone,
     touched_by_ranks,
 )
-from shardproof.trainer.lines_of_state import never_holds, of_setting, that_decide
+from shardproof.trainer.lines_of_state import never_hold, never_holds, of_setting, that_decide
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
@@ -700,3 +700,12 @@ def test_gradients_that_are_changed_between_backwards_are_told(tmp_path: Path) -
         "are not whole."
     )
     assert changed_between([rows[0], rows[2]], names) == changed_between([None, rows[0]], names) == ""
+
+
+def test_conditions_that_hold_in_neither_way_are_told(tmp_path: Path) -> None:
+    module, weight = written(tmp_path, CONDITIONS), torch.ones(2)
+    rows = [{0: ran(partial(module.trains, weight, bound))} for bound in (Decimal(1), Decimal(9), Decimal(9))]
+    assert (
+        never_hold(rows[1:]) == "In neither way this holds in the step: mine.py:12 (`if weight.sum().item() > bound:`)."
+    )
+    assert never_hold(rows[:2]) == never_hold([{}, rows[1]]) == ""

@@ -80,7 +80,8 @@ class OfStep:
     parameters with a gradient that no optimizer has stepped with when the operation ends. rates: the learning rates
     of the param groups with which the latest optimizer stepped. events: backwards, and the classes of optimizers that
     stepped, in order. idle: those that were told to step while none of their parameters had a gradient.
-    every_rate: the rates of all that stepped."""
+    every_rate: the rates of all that stepped. mixed: parameters of which an optimizer stepped with a gradient that is
+    made of a backward of its own and of one that reaches another optimizer's."""
 
     backwards: int
     steps: Mapping[str, int]
@@ -91,6 +92,7 @@ class OfStep:
     events: Sequence[str] = ()
     idle: Sequence[str] = ()
     every_rate: Sequence[float | None] = ()
+    mixed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
                 told["events"],
                 told["idle"],
                 told["every_rate"],
+                told["mixed"],
             )
     return found
 
@@ -164,6 +167,19 @@ def scaled_apart(ranks: Mapping[int, OfStep]) -> str:
         f"{told}. The parts of one tensor need one number: look at a norm that each rank takes of its own part alone, "
         "as `torch.nn.utils.clip_grad_norm_` does with parameters that are no DTensors, or to which not all ranks add "
         "their share."
+    )
+
+
+def mixed(ranks: Mapping[int, OfStep], step: int) -> str:
+    """A note on gradients that are made of the backwards of two optimizers' losses; empty where none is."""
+    names = sorted({name for each in ranks.values() for name in each.mixed})
+    if not names:
+        return ""
+    few = f"{', '.join(names[:MOST_TOLD])}{', …' if len(names) > MOST_TOLD else ''}"
+    return (
+        f"in step {step} an optimizer steps with gradients of two backwards, of which the second reaches parameters of "
+        f"another optimizer: {few}; unless both losses are to train these, look at what the second should not reach, "
+        "and at where gradients are cleared"
     )
 
 

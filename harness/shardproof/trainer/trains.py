@@ -33,6 +33,7 @@ from shardproof.trainer.longer import longer_program
 from shardproof.trainer.measured import (
     NOTHING,
     evaluates,
+    mixed,
     rates_at,
     same_rows,
     scaled_apart,
@@ -161,7 +162,8 @@ def _measured(judging: Judging) -> Iterator[str]:
         calls = (look(judging.model_calls.get(index, {}), step) for step, index in steps)
         yield next(filter(None, calls), "")
     yield from (note.removeprefix(f"{KEYS}: ") for note in judging.notes if note.startswith(f"{KEYS}: "))
-    yield next(filter(None, (stale(judging.measured.get(index, {}), step) for step, index in steps)), "")
+    for of_gradients in (stale, mixed):
+        yield next(filter(None, (of_gradients(judging.measured.get(index, {}), step) for step, index in steps)), "")
 
 
 def _schedule(judging: Judging, last: At) -> str:

@@ -17,6 +17,7 @@ from shardproof.trainer.measured import (
     OfStep,
     evaluates,
     measured_by_op,
+    mixed,
     model_calls_by_op,
     portrait,
     rates_at,
@@ -294,3 +295,27 @@ def test_what_each_rank_has_of_its_own_is_no_part_of_a_tensor() -> None:
         optimizer.step()
         step = measured_by_op([seen.record(0, 0, held)])[0][0]
     assert {name: one.sharded for name, one in step.gradients.items()} == {"weight": False, "bias": False}
+
+
+@pytest.mark.parametrize(("leaks", "cleared"), [(True, False), (True, True), (False, False)])
+def test_gradients_of_two_optimizers_losses_are_told(leaks: bool, cleared: bool) -> None:
+    models = {name: nn.Linear(2, 2) for name in ("critic", "actor")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    watch, held = Measured(), {}
+    for name, model in models.items():
+        held |= {id(one): whole_tensor(one, (f"{name}.{own}",)) for own, one in model.named_parameters()}
+    watch.know(optimizers.values())
+    with watch.watched():
+        models["critic"](torch.ones(2)).sum().backward()
+        made = models["actor"](torch.ones(2))
+        judged = models["critic"](made) if leaks else made
+        judged.sum().backward()
+        if cleared:
+            optimizers["critic"].zero_grad()
+            models["critic"](torch.ones(2)).sum().backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+    found = mixed(measured_by_op([watch.record(3, 0, held)])[3], 0)
+    assert bool(found) is (leaks and not cleared)
+    if found:
+        assert "reaches parameters of another optimizer: critic.bias, critic.weight; unless" in found

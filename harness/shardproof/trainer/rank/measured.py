@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -43,11 +43,16 @@ class Measured:
     identity of a parameter → size of its gradient after the latest backward, and before the step that came then.
     stale: those whose gradient was, when a backward began, still the one that an optimizer had stepped with,
         and that were stepped again without having been cleared. _not_cleared: those that may come to it.
+    mixed: those that an optimizer stepped with and that two backwards have made, of which the first reached its
+        parameters alone, and the second those of another optimizer too.
     """
 
     def __init__(self) -> None:
         self._last = dict[int, Size]()  # of the gradients that an optimizer stepped with latest
         self._parameters: dict[int, ReferenceType[torch.Tensor]] = {}
+        self._owners = dict[int, int]()  # of a parameter, the identity of its optimizer
+        self._made_by = dict[int, list[int]]()  # of a gradient, the numbers of the backwards that it is made of
+        self._reached = dict[int, set[int]]()  # by the number of a backward, the gradients that it has changed
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -56,6 +61,8 @@ class Measured:
         self._inside, self._held_before, self._gradients_before = 0, list[Size | None](), dict[int, Size]()
         self.gradients = dict[int, tuple[Size, Size]]()
         self.rates, self.every_rate, self.idle = list[float | None](), list[float | None](), set[str]()
+        self.mixed = set[int]()
+        self._made_by, self._reached = {}, {}
         self.stale, self._not_cleared, self._after = set[int](), set[int](), dict[int, Size]()
 
     @contextmanager
@@ -67,13 +74,13 @@ class Measured:
         @functools.wraps(plain)
         def backward(*args: Any, **kwargs: Any) -> None:
             inner = torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1  # as of a checkpoint
-            if not inner:
-                self._begins()
+            before = self._begins() if not inner else {}
             plain(*args, **kwargs)
             if not inner:
                 self.backwards += 1
                 self.events.append(BACKWARD)
                 self._after = self._sizes(self._parameters)
+                self._reach(before)
 
         torch.autograd.backward = backward
         try:
@@ -87,7 +94,9 @@ class Measured:
         """Take the parameters of the optimizers among some objects, so that the first step can be measured too."""
         for optimizer in found:
             if isinstance(optimizer, torch.optim.Optimizer):
-                self._parameters |= _parameters_of(optimizer)
+                own = _parameters_of(optimizer)
+                self._parameters |= own
+                self._owners |= dict.fromkeys(own, id(optimizer))
 
     def known(self) -> Mapping[int, ReferenceType[torch.Tensor]]:
         """The parameters of the optimizers that are known so far, by identity."""
@@ -110,7 +119,7 @@ class Measured:
         told = {
             "backwards": self.backwards, "steps": self.steps, "events": self.events,
             "gradients": gradients, "rates": self.rates, "idle": sorted(self.idle),
-            "every_rate": self.every_rate,
+            "every_rate": self.every_rate, "mixed": sorted(own[key] for key in self.mixed if key in own),
             "stale": sorted(own[key] for key in self.stale if key in own),
             "waiting": sorted(own[key] for key in waiting if key in own),
         }  # fmt: skip
@@ -118,8 +127,9 @@ class Measured:
         data = json.dumps(told).encode()
         return whole(op, rank, MEASURED, "", "utf8", (len(data),), data)
 
-    def _begins(self) -> None:
-        """Look for gradients of the step before that nobody has cleared."""
+    def _begins(self) -> dict[int, Size]:
+        """Look for gradients of the step before that nobody has cleared. What gradients are, if there are several
+        optimizers, is returned."""
         self._after = {}
         if not self.backwards and not self.steps:
             now = self._sizes(self._parameters)
@@ -127,6 +137,24 @@ class Measured:
         elif self._not_cleared:  # those of an actor, say, that are cleared before its own backward, do not count again
             now = self._sizes(self._parameters)
             self._not_cleared &= {key for key, size in now.items() if any(size)}
+        return self._sizes(self._parameters) if len({*self._owners.values()}) > 1 else {}
+
+    def _reach(self, before: Mapping[int, Size]) -> None:
+        """Keep which gradients the latest backward has changed, if there are several optimizers."""
+        if len({*self._owners.values()}) < 2:
+            return
+        changed = {key for key, size in self._after.items() if any(size) and size != before.get(key)}
+        self._reached[self.backwards] = changed
+        for key in changed:
+            made = any(before.get(key, ())) and key in self._made_by
+            self._made_by[key] = [*(self._made_by[key] if made else ()), self.backwards]
+
+    def _mixed(self, own: Collection[int]) -> set[int]:
+        """The gradients of an optimizer that are made of a backward of its own and of one that reaches another's."""
+        return {
+            key for key in own if len(made := self._made_by.get(key, [])) > 1 and self._reached[made[0]] <= {*own}
+            and any(not self._reached[number] <= {*own} for number in made[1:])
+        }  # fmt: skip
 
     def _steps(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Keep what an optimizer has when it begins to step."""
@@ -156,6 +184,8 @@ class Measured:
         self.rates = [_rate(group.get("lr")) for group in optimizer.param_groups]
         self.every_rate += [rate for rate in self.rates if rate not in self.every_rate]
         own = _parameters_of(optimizer)
+        self._owners |= dict.fromkeys(own, id(optimizer))
+        self.mixed |= self._mixed(own)
         before = self._sizes(own) if self.backwards > self._backwards_before else self._gradients_before
         self.gradients |= {key: (self._after[key], size) for key, size in before.items() if key in self._after}
         self.stale |= {key for key in self._not_cleared & before.keys() if any(before[key])}

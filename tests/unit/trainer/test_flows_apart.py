@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def test_micro_batches_are_alike(tmp_path: Path, parts: int, share: float) -> No
 
 def test_gradients_of_which_none_is_alike_are_not_told(tmp_path: Path) -> None:
     assert flow_apart(_of(tmp_path, ""), _of(tmp_path, "", 1, 3.0), NAMES, CLOSE) == ""
+
+
+def test_a_tensor_that_is_looked_at_is_saved_without_a_warning(tmp_path: Path) -> None:
+    module = written(tmp_path, "def made(weight):\n    hidden = weight * 2\n    return hidden\n")
+    found = list[torch.Tensor]()
+    ran(lambda: found.append(module.made(torch.ones(3, requires_grad=True))))
+    assert found[0]._backward_hooks
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(found[0], tmp_path / "hidden.pt")
 
 
 def test_a_backward_goes_on_as_it_did(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ class Flows:
             self.again.append((place, path))
             return
         self.hooks += 1
-        value.register_hook(partial(self._arrives, place, path))  # type: ignore[no-untyped-call]
+        hook = partial(self._arrives, place, path)
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # so that torch.save does not warn of it
+        value.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _arrives(self, place: Place, path: str, gradient: torch.Tensor) -> None:
         with suppress(Exception):  # nothing of ours may end a backward

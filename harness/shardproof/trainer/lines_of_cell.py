@@ -15,7 +15,7 @@ from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
-from shardproof.trainer.lines import Moment, OfRanks, Statement, unpacked
+from shardproof.trainer.lines import Moment, OfRanks, Statement, touched, unpacked
 from shardproof.trainer.lines_apart import who_set
 from shardproof.trainer.lines_of_ranks import (
     built_otherwise,
@@ -129,6 +129,10 @@ def lines_of_some(judging: Judging, ops: tuple[int, int], names: tuple[str, str]
     rows = [judging.ran.get(op, {}) for op in ops]
 
     def told() -> str:
+        done = (touch.done for ran in rows if 0 in ran for touch in touched(ran[0]))
+        touches = {name for each in done for own in each.values() for name in own}
+        if not right & touches:  # as of a frozen model beside one that is trained
+            return ""
         one, other = (touch_alone(ran[0], apart, right) if 0 in ran else [] for ran in rows)
         lines = [f"{line} {way}" for line in dict.fromkeys((*one, *other))
                  for way in [_in_ways(line in one, line in other, names)]]  # fmt: skip

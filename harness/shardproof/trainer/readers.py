@@ -6,6 +6,7 @@ another one, until it is made anew. *Does not verify*: what is read behind an op
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from shardproof.trainer.line_values import dtype_told, is_number
@@ -47,5 +48,7 @@ def _readers(
         if own and statement.kind == BEGINS and (statement.file, statement.line) != place:
             found.append((statement.file, statement.line))
         if statement.kind == ENDS and any(told.owner == owner for told in own):
-            break
+            if not re.match(rf"{re.escape(path)}(\[|\.\w+_\()", statement.text):
+                break
+            found.append((statement.file, statement.line))  # which writes into it, and leaves the rest
     return found

@@ -50,6 +50,7 @@ from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.statements import statements_of
 from shardproof.trainer.rates_set import rates_set
+from shardproof.trainer.readers import read_by
 from shardproof.trainer.setters import set_last
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -709,3 +710,9 @@ def test_conditions_that_hold_in_neither_way_are_told(tmp_path: Path) -> None:
         never_hold(rows[1:]) == "In neither way this holds in the step: mine.py:12 (`if weight.sum().item() > bound:`)."
     )
     assert never_hold(rows[:2]) == never_hold([{}, rows[1]]) == ""
+
+
+def test_a_line_that_writes_into_a_value_leaves_it_to_be_read(tmp_path: Path) -> None:
+    source = "def fills(part):\n    out = torch.zeros(2)\n    out[:1] = part\n    lost = part * 2\n    return out\n"
+    row = unpacked(ran(partial(written(tmp_path, source).fills, torch.ones(1))))
+    assert [read_by(row, ("mine.py", line)) for line in (3, 5)] == ["", ", which no other line reads"]

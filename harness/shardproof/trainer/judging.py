@@ -42,6 +42,7 @@ from shardproof.trainer.gradients import OfParameters, gradients_by_op
 from shardproof.trainer.lines import OfRanks as RanOfRanks
 from shardproof.trainer.lines import ran_by_op, unevenly_reduced
 from shardproof.trainer.lines_of_ranks import left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
+from shardproof.trainer.lines_of_state import that_ended
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing, shared_out_by_hand
@@ -384,11 +385,12 @@ class Judging:
         missing = [op.iteration for op in steps if op.index not in self._by_op]
         if found or not missing or not self.trainer.fits:
             return found, sentence
+        ended = self.ends.get(session.ops[0].index)
         not_made = Difference(Key(steps[-1].index, LIVE, "step", "every parameter"), "missing", mismatched=1, total=1)
         return [not_made], (
             f"The run ends after {len(steps) - len(missing)} of {len(steps)} updates, without an error: step "
             f"{missing[0]} is not made, which the run without a break makes. Look at what a resumed run takes for the "
-            "end of its data or of its steps."
+            f"end of its data or of its steps.{self.explained(lambda: that_ended(ended.ran)) if ended else ''}"
         )
 
     def steps_differ(

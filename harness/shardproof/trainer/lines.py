@@ -41,8 +41,8 @@ _DIGEST = re.compile(r"^generator |[a-z0-9_]+ \([0-9, ]*\) (\[[^\]]*\] )?[0-9a-f
 
 BEGINS, ENDS, TOUCHES, CUT, DECIDES, CALLS, RETURNS = range(7)
 """What is told of a statement: that it begins, with what it reads; that it ends, with what it made; that it wrote
-parameters or gradients, with a digest of all of them; that what ran behind it is not known; of an `if`, whether it
-holds; that it calls what runs next, and that this returns (`shardproof.trainer.nested`)."""
+parameters or gradients, with a digest of all of them; that what ran behind it is not known; of an `if` or a `while`,
+whether it holds; that it calls what runs next, and that this returns (`shardproof.trainer.nested`)."""
 
 
 WRITTEN, MADE, CHANGED, CLEARED = "written", "made", "changed", "cleared"
@@ -55,7 +55,7 @@ BUFFERS = "buffers"
 """The path of what is told of the buffers that a statement wrote, which stand under it by name."""
 
 HOLDS = "whether it holds"
-"""The path of what an `if` decides, True or False."""
+"""The path of what an `if` or a `while` decides, True or False."""
 
 RATE = "the learning rate"
 """The path of what is told of learning rates that a statement set."""

@@ -15,7 +15,7 @@ from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
-from shardproof.trainer.lines import Moment, OfRanks, Statement, touched, unpacked
+from shardproof.trainer.lines import CUT, Moment, OfRanks, Statement, touched, unpacked
 from shardproof.trainer.lines_apart import who_set
 from shardproof.trainer.lines_of_ranks import (
     built_otherwise,
@@ -82,7 +82,7 @@ def lines_of(
     first = judging.explained(of_first)
 
     def of_step() -> str:
-        seen = 0 in step[0].keys() & step[1]
+        seen = 0 in step[0].keys() & step[1] and not any(_is_cut(way[0]) for way in step)
         written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
@@ -108,6 +108,12 @@ def lines_of(
     rates = judging.explained(of_rates)
     told = paragraphs(first, judging.explained(of_backward), rates)
     return told, paragraphs(judging.explained(of_step), of_build)
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether later statements of an operation were not looked at."""
+    row = unpacked(data)
+    return bool(row) and row[-1].kind == CUT
 
 
 def _callers(step: tuple[OfRanks, OfRanks], where: Where) -> list[Statement]:

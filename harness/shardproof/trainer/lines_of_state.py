@@ -147,3 +147,19 @@ def never_hold(ran: Sequence[OfRanks]) -> str:
     held = {line for own in decided for line, holds in own if holds == "True"}
     lines = [line for line in failed[0] if all(line in own for own in failed) and line not in held]
     return f"In neither way this holds in the step: {'; '.join(lines[:MOST_SETS])}." if lines else ""
+
+
+def that_ended(ran: OfRanks) -> str:
+    """The last loop of a run that ended early which did not go on, or else the last condition that did not hold, on the
+    first rank, with the plain values that it read, as a sentence with a space in front; empty where none is known."""
+    row = unpacked(ran[min(ran)]) if ran else ()
+    failed = [at for at, each in enumerate(row) if each.kind == DECIDES and each.values[0].text == "False"]
+    loops = [at for at in failed if row[at].text.startswith("while ")]
+    at = (loops or failed or [-1])[-1]
+    begins = (row[at].file, row[at].line, BEGINS) if at >= 0 else None
+    begin = next((row[back] for back in range(at, -1, -1) if row[back].place == begins), None)
+    if begin is None:
+        return ""
+    read = [f"`{each.path}` = {shown(each.text)}" for each in begin.values
+            if each.is_plain and not each.path.startswith(BEHIND)]  # fmt: skip
+    return f" The last condition that did not hold: {begin.shown()}{', which read ' * bool(read)}{' and '.join(read)}."

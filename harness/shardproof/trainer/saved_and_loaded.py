@@ -66,10 +66,10 @@ def _whose(judging: Judging, resumed: Session, found: Sequence[Difference], *, a
     told = whose_state(steps, save, load, found, at_load=at_load)
     moments = (("save", judging.whole.first("save")), ("load", loads))
     decide = [that_decide(judging.ran.get(op, {}), kind) for kind, op in moments] if told else []
-    decide += [never_holds(judging.ran.get(op, {}), kind) for kind, op in moments]
+    never = [never_holds(judging.ran.get(op, {}), kind) for kind, op in moments]
     seen = at_load and not judging.save_changes
     left = not_opened(load, judging.directory / f"checkpoint{FIRST}") if seen else ""
-    return " ".join(filter(None, (told, *decide, left)))
+    return " ".join(filter(None, (told, *decide, left, *never)))
 
 
 def _calls(judging: Judging, session: Session, last: int, kind: str = "") -> Calls:

@@ -7,7 +7,7 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key
@@ -87,7 +87,8 @@ def trains(judging: Judging) -> None:
                          if op.index in steps])  # fmt: skip
     own = _own_floats(judging, moments[0], last)
     moves = sorted(name for name, moved in own.items() if moved)
-    by_hand = not all_seen(judging, steps)
+    told_idle = {one for op in steps for each in judging.measured.get(op, {}).values() for one in each.idle}
+    by_hand = not all_seen(judging, steps) and not told_idle
     if still and len(still) == params and moves and by_hand:
         judging.found.append(ArmResult(TRAINS, Verdict.PASS.value, "", (own_tensors_move(moves),)))
         return
@@ -97,7 +98,9 @@ def trains(judging: Judging) -> None:
     if still and len(still) == params:
         begun, ended = (judging.plain.get(op, {}) for op in (moments[0], moments[-1]))
         why = every_step_skipped(begun, ended, len(steps)) or all_overflow(skipped, len(steps))
-        why = why or why_still(still, all_seen(judging, steps)) or (BY_HAND if by_hand else "")
+        why = (
+            why or why_still(still, all_seen(judging, steps)) or told_to_step(told_idle) or (BY_HAND if by_hand else "")
+        )
         text = nothing_trains(len(steps), last, why)
     elif params and later and len(_still(judging, judging.saved, last)) == params:
         names = [key[1] for key in last if key[0] == PARAMS]
@@ -133,6 +136,12 @@ BY_HAND = (
     "no optimizer of torch steps there, so that what your own update is made of is not seen: look at the gradients "
     "that it is given, which may be zeros, or those of another function than the loss"
 )
+
+
+def told_to_step(idle: Collection[str]) -> str:
+    """Why parameters stay, where optimizers step while none of theirs has a gradient; empty where none does."""
+    names = " and ".join(sorted(idle))
+    return f"{names} is told to step while none of its parameters has a gradient, such as masters" if idle else ""
 
 
 def _own_floats(judging: Judging, first: int, last: At) -> dict[str, bool]:

@@ -5,6 +5,7 @@ Every function gets what differs and says what that means to somebody whose trai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import inf
@@ -475,7 +476,7 @@ def shown(first: str) -> str:
     """The number of an element as a difference has it, without its bits or its type."""
     if first[:1] in ("'", '"'):  # a plain value, with its type in front
         text = first[1:].rpartition(first[0])[0] or first[1:].partition(first[0])[0]
-        return text.partition(" ")[2] or text
+        return re.sub(r"\b(float|int|str|bool) ", "", text) if "(" in text else text.partition(" ")[2] or text
     return first.split(" ", 1)[0] if first else "nothing"
 
 

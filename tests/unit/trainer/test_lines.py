@@ -43,7 +43,7 @@ from shardproof.trainer.lines_of_ranks import (
     touch_alone,
     touched_by_ranks,
 )
-from shardproof.trainer.lines_of_state import never_hold, never_holds, of_setting, that_decide
+from shardproof.trainer.lines_of_state import never_hold, never_holds, of_setting, that_decide, that_ended
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
@@ -716,3 +716,15 @@ def test_a_line_that_writes_into_a_value_leaves_it_to_be_read(tmp_path: Path) ->
     source = "def fills(part):\n    out = torch.zeros(2)\n    out[:1] = part\n    lost = part * 2\n    return out\n"
     row = unpacked(ran(partial(written(tmp_path, source).fills, torch.ones(1))))
     assert [read_by(row, ("mine.py", line)) for line in (3, 5)] == ["", ", which no other line reads"]
+
+
+def test_the_loop_that_ends_a_run_is_told(tmp_path: Path) -> None:
+    source = (
+        "def fits(epoch, most):\n    while (epoch < most):\n        epoch += 1\n    if epoch > 9:\n        epoch = 0\n"
+    )
+    module = written(tmp_path, source)
+    assert that_ended({0: ran(partial(module.fits, 2, 3))}) == (
+        " The last condition that did not hold: mine.py:3 (`while (epoch < most):`), which read `epoch` = 3 "
+        "and `most` = 3."
+    )
+    assert that_ended({}) == ""

@@ -97,11 +97,14 @@ def test_whose_state_is_saved_and_loaded_is_told(tmp_path: Path) -> None:
     )
     assert schedule == (
         "`save` asks `schedule` (ExponentialLR) for a `state_dict`, and `load` gives none to it. Of the checkpoint's "
-        "files `load` does not open schedule.pt."
+        "files `load` does not open schedule.pt. In `load`, this never holds: saves_another.py:51 (`if self.cell.what "
+        "== \"stale\":`), which read `self.cell.what` = 'schedule'; saves_another.py:53 (`if self.cell.what != "
+        "\"schedule\":`), which read `self.cell.what` = 'schedule'."
     )
     assert optimizer == (
         "`save` asks `optimizer` (Adam) for a `state_dict`, which has not stepped; what steps is `loop.optimizer` "
-        "(Adam), another object, which it does not ask."
+        "(Adam), another object, which it does not ask. In `load`, this never holds: saves_another.py:51 (`if "
+        "self.cell.what == \"stale\":`), which read `self.cell.what` = 'optimizer'."
     )
     assert stale == (
         "`optimizer` and `schedule.optimizer` are one object when the run saves, and two after `load`; in `load` "

@@ -23,9 +23,9 @@ Path = ast.Name | ast.Attribute | ast.Subscript
 class Statement:
     """A statement. line, last: its first line, from 1, and its last one, of a compound one those of its head. text: the
     first line as it stands in the file, without indentation. reads, makes: paths with their texts. may_change: those
-    of which a method is called, or elements are assigned to. body: of an `if`, the first and the last line of what runs
-    where it holds; zeros of all others. end: of a compound one, the last line of all of it; 0 of all others. jumps:
-    whether the body of an `if` ends with a jump, such as a `return`."""
+    of which a method is called, or elements are assigned to. body: of an `if` or a `while`, the first and the last line
+    of what runs where it holds; zeros of all others. end: of a compound one, the last line of all of it; 0 of all
+    others. jumps: whether the body of an `if` ends with a jump, such as a `return`."""
 
     line: int
     last: int
@@ -53,7 +53,7 @@ def statements_of(source: str) -> dict[int, Statement]:
         reads, makes = _paths([*added_to, *parts], _read), _paths(parts, _made)
         ends = (part.end_lineno or node.lineno for part in parts if isinstance(part, ast.expr))
         last = max(ends, default=node.lineno) if _is_compound(node) else node.end_lineno or node.lineno
-        body = (node.body[0].lineno, node.body[-1].end_lineno or 0) if isinstance(node, ast.If) else (0, 0)
+        body = (node.body[0].lineno, node.body[-1].end_lineno or 0) if isinstance(node, (ast.If, ast.While)) else (0, 0)
         text = lines[node.lineno - 1].strip()
         end = (node.end_lineno or 0) if _is_compound(node) else 0
         jumps = isinstance(node, ast.If) and isinstance(node.body[-1], _JUMPS)

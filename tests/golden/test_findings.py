@@ -3,10 +3,14 @@ every defect what a reader needs."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from packaging.version import Version
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cures_of
 from shardproof.issues.findings import Finding, Section, section_of
+from shardproof.issues.known_issues import bound_of
 
 from docs.written.findings import render
 from docs.written.pages import differing
@@ -49,7 +53,7 @@ def test_causes_are_counted_once_and_apart_from_what_no_release_shows() -> None:
         "megatron-core-fsdp-plain-state", "megatron-core-4423", "megatron-core-4423-silent",
         "megatron-core-4623", "megatron-core-hybrid-one-class", "megatron-fsdp-empty-column-state",
         "megatron-core-hybrid-sharded", "megatron-core-hybrid-empty-state", "megatron-core-hybrid-device-step",
-        "megatron-core-fsdp-scaler", "megatron-core-hybrid-stale-masters",
+        "megatron-core-fsdp-fp32-load", "megatron-core-fsdp-scaler", "megatron-core-hybrid-stale-masters",
         "automodel-policy-text", "megatron-fsdp-step-syncs", "torch-fsdp2-full-strided",
         "torch-fsdp2-140898", "megatron-fsdp-hybrid-no-overlap", "megatron-core-3754-reduce",
         "megatron-core-fp8-zeros", "megatron-fsdp-pending-gather", "megatron-core-precision-aware-clip",
@@ -73,3 +77,22 @@ def test_a_cause_that_is_no_finding_is_an_error() -> None:
     alone = Section(section.system, "", (type(section.parts[0])("", "", (orphan,)),))
     with pytest.raises(UsageError, match=orphan.cause):
         render([alone])
+
+
+SHOWS = ("fails", "mismatch", "crash", "hang", "warning", "nondeterministic")
+RELEASE = re.compile(r"(?<![\d.])\d+(?:\.\d+)+(?:rc\d+)?(?![\d.])")
+
+
+@pytest.mark.parametrize("finding", [f for f in FINDINGS if f.releases], ids=lambda finding: finding.id)
+def test_the_oldest_run_that_since_names_stands_among_the_releases(finding: Finding) -> None:
+    """An issue says both, one sentence after the other. What passes there cannot be the first to have it."""
+    bound = bound_of(finding.since)
+    if bound is None or not bound.comparable:
+        return
+    oldest = str(bound.version)
+    came = {name: said.partition(" ")[0] for about, said in finding.releases.items() for name in RELEASE.findall(about)}
+    assert oldest in came, f'{finding.id}: releases = ["{oldest}: …", …], since that run is the oldest of `since`'
+    shown = [name for name in came if came[name] in SHOWS]
+    older = [name for name in shown if Version(name) < bound.version]
+    assert oldest in shown, f"{finding.id}: {oldest} does not show it, so that it is not the first to have it"
+    assert not older, f"{finding.id}: {', '.join(older)} is older than {oldest} and shows it too"

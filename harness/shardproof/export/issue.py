@@ -157,7 +157,6 @@ def _text(*paragraphs: str) -> str:
 
 TAKES = {
     "default": "the defaults are enough",
-    "API only": "no training script that comes with the library meets it",
 }
 """What it takes to meet a defect, by the word that its entry has for it; for other words there is nothing to say."""
 

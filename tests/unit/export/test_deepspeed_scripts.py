@@ -26,6 +26,7 @@ STATE = {
     "universal-groups-3": (4, "live", "hyperparameter", "a.bias.weight_decay"),
     "universal-module-only": (4, "live", "step", "down.bias"),
     "universal-round-robin": (2, "written", "exp_avg", "two.weight"),
+    "universal-rewound": (4, "live", "step", "down.bias"),
     "universal-frozen": (4, "live", "param", "tower.vision.weight"),
 }
 """Regression → number of the operation, where the difference is, role and name."""

@@ -34,9 +34,20 @@ FOR_SGD = ("gradient_clipping", "zero_allow_untested_optimizer")
 """What a script with SGD configures: that nothing is clipped, since it compares what a step makes of weights, and the
 leave to use SGD. ZeRO knows AdamW, and scripts with that compare no values of a step."""
 
+LOADS_UNIVERSAL = {"load_universal": True}
+"""What a script configures that loads a universal checkpoint; one that only makes one does without."""
+
 SGD = f"optimizer = torch.optim.SGD(model.parameters(), lr={LR})"
 ADAMW = "optimizer = torch.optim.AdamW(model.parameters())"
 LINEAR = f"model = nn.Linear({ELEMENTS}, {ELEMENTS})"
+
+
+SAVE_AND_CONVERT = """\
+model.save_checkpoint(CHECKPOINT, tag="ranks")
+if dist.get_rank() == 0:
+    convert()
+dist.barrier()"""
+"""The lines with which several ranks make a universal checkpoint."""
 
 
 def draft_own(case: FailureCase) -> Draft | None:
@@ -45,8 +56,8 @@ def draft_own(case: FailureCase) -> Draft | None:
     if scaled is not None or case.whole:
         return scaled
     makers = (
-        _draft_resting, _draft_coalesced, _draft_round_robin, _draft_weights, _draft_groups, _draft_counters,
-        _draft_module_only, _draft_frozen, _draft_offload, _draft_padding, _draft_raising,
+        _draft_resting, _draft_coalesced, _draft_round_robin, _draft_weights, _draft_rewound, _draft_groups,
+        _draft_counters, _draft_module_only, _draft_frozen, _draft_offload, _draft_padding, _draft_raising,
     )  # fmt: skip
     return next((made for make in makers if (made := make(case)) is not None), None)
 
@@ -58,6 +69,8 @@ def _draft(case: FailureCase, build: tuple[str, ...], calls: Mapping[str, str], 
     unneeded: tuple[str, ...] = ("communication_data_type", "gradient_accumulation_steps")
     if not any("optim.SGD" in line for line in build):
         unneeded += FOR_SGD
+    if not any(op.kind.startswith("load") for op in case.ops) and config.get("checkpoint") == LOADS_UNIVERSAL:
+        unneeded += ("checkpoint",)
     own = {"start": "\n".join(start_lines(case)), "build": "\n".join((*build, *INITIALIZE)), **calls}
     values: dict[str, Any] = {"config": {k: v for k, v in config.items() if k not in unneeded}, "elements": ELEMENTS}
     return Draft(HOME, "deepspeed_own.py.j2", own, observed, values, f"deepspeed {case.result.version}", case=case)
@@ -130,14 +143,21 @@ def _draft_coalesced(case: FailureCase) -> Draft | None:
 
 
 def _draft_round_robin(case: FailureCase) -> Draft | None:
-    """A map of the flat buffers in another order than theirs, which is wrong from the start."""
+    """A map of the flat buffers in another order than theirs, by which a universal checkpoint is cut out of them."""
     if ROUND_ROBIN not in case.scenario.options or case.focus.kind != WRITTEN:
         return None
-    case = case.only(case.ops[:1])
+    case = case.only((case.ops[0], *[op for op in case.ops if op.kind == "step"][:1], case.ops[-1]))
     made = '{"a": torch.full((7,), 1.0), "b": torch.full((6,), 2.0), "c": torch.full((3,), 3.0)}'
-    calls = {"subject": "what safe_get_full_fp32_param says of a weight that is 2 everywhere", "expected": "[2.0] * 6"}
-    build = (f"model = nn.ParameterDict({made})", ADAMW)
-    return _draft(case, build, calls, 'safe_get_full_fp32_param(model.module["b"]).tolist()')
+    calls = {
+        "step": "model.backward(sum(p.sum() for p in model.module.values()))\nmodel.step()",
+        "save": f'{SAVE_AND_CONVERT}\nfile = torch.load(CHECKPOINT + "/universal/zero/b/fp32.pt", weights_only=False)',
+        "subject": "a weight that is 2 everywhere, by safe_get_full_fp32_param and in the universal checkpoint",
+        "expected": "([2.0] * 6, [2.0] * 6)",
+    }
+    build = (f"model = nn.ParameterDict({made})", "optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)")
+    return _draft(
+        case, build, calls, '(safe_get_full_fp32_param(model.module["b"]).tolist(), file["param"].flatten().tolist())'
+    )
 
 
 def _draft_weights(case: FailureCase) -> Draft | None:
@@ -185,6 +205,22 @@ WITH_GROUPS = (
     "optimizer = torch.optim.AdamW(groups, weight_decay=0.125)",
 )
 """The lines that make a model with two param groups, and their optimizer."""
+
+
+def _draft_rewound(case: FailureCase) -> Draft | None:
+    """State that an engine keeps over a load of a universal checkpoint from before the first step."""
+    kinds = [op.kind for op in case.ops]
+    loads = case.focus.kind == KEPT and case.focus.op.kind == "load"
+    if not loads or case.scenario.checkpoint != "universal" or STAGES[case.scenario.sharding] == 3:
+        return None
+    if list(dict.fromkeys(kinds)) != ["build", "save", "step", "load"] or kinds.count("build") > 1:
+        return None
+    case = case.on_one_rank()
+    told = {"subject": "states of the optimizer after the load", "expected": "[]  # it had none when it was saved"}
+    observed = (
+        "[{key: value.norm().item() for key, value in s.items()} for s in optimizer.optimizer.state.values() if s]"
+    )
+    return _draft(case, (LINEAR, ADAMW), _universal(case) | told, observed)
 
 
 def _draft_groups(case: FailureCase) -> Draft | None:
@@ -271,9 +307,8 @@ def _draft_padding(case: FailureCase) -> Draft | None:
     mesh, built = case.ops[-1].mesh, case.ops[0]
     later = tuple(op for op in case.ops[1:] if op.kind != "build")  # the engine that has saved is the one that loads
     case = case.only(tuple(replace(op, mesh=mesh) for op in (built, *later)))
-    save = 'model.save_checkpoint(CHECKPOINT, tag="ranks")\nif dist.get_rank() == 0:\n    convert()\ndist.barrier()'
     build = (f"model = nn.Linear({ELEMENTS}, 3, bias=False)  # 12 elements, padded to 16", ADAMW)
-    return _draft(case, build, _universal(case) | {"save": save})
+    return _draft(case, build, _universal(case) | {"save": SAVE_AND_CONVERT})
 
 
 def _draft_raising(case: FailureCase) -> Draft | None:

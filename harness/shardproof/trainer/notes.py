@@ -219,8 +219,8 @@ def never_moved(names: Sequence[str], number: int, why: str) -> str:
     """Parameters are the same after the last step as after the build. why: what optimizers had of them; empty where
     that is not one thing, or where none has them."""
     cause = why or (
-        "no optimizer steps them, they are frozen, no gradient reaches them, or, in a dtype of few bits, each update is "
-        "rounded away"
+        "no optimizer steps them, they are frozen, no gradient reaches them, or, in a dtype of few bits, each update "
+        "is rounded away"
     )
     return (
         f"{len(names)} of {number} parameters never change, so that a wrong update of them could not be seen: "

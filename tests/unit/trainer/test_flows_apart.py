@@ -90,3 +90,23 @@ def test_a_backward_goes_on_as_it_did(tmp_path: Path) -> None:
     assert watched.grad is not None
     assert alone.grad is not None
     assert torch.equal(watched.grad, alone.grad)
+
+
+def test_views_that_are_written_in_place_have_the_gradients_that_they_had(tmp_path: Path) -> None:
+    source = """
+def changes(weight):
+    hidden = weight * 2
+    view = hidden[0]
+    view.mul_(3)
+    hidden[1].add_(view)
+    hidden.mul_(hidden.detach())
+    total = (hidden * view.sum()).sum()
+    total.backward()
+"""
+    changes = written(tmp_path, source).changes
+    watched, alone = (torch.arange(1.0, 5.0).reshape(2, 2).requires_grad_() for _ in range(2))
+    ran(partial(changes, watched))
+    changes(alone)
+    assert watched.grad is not None
+    assert alone.grad is not None
+    assert torch.equal(watched.grad, alone.grad)

@@ -99,7 +99,7 @@ def changes(weight):
     view = hidden[0]
     view.mul_(3)
     hidden[1].add_(view)
-    hidden.mul_(hidden.detach())
+    hidden.mul_(2)
     total = (hidden * view.sum()).sum()
     total.backward()
 """

@@ -122,6 +122,7 @@ class Both:
 def of_both(one: Values, other: Values) -> Both:
     """What two ways to compute the same can be compared in."""
     local, apart = _local(one) | _local(other), {name for name in {*one, *other} if one.get(name) != other.get(name)}
+    drawn = {name for name in apart if name[0] in OF_A_RANK and name in one and name in other}
     common, common_too = _on_every_rank(one), _on_every_rank(other)
     (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
     one, other = one | common, other | common_too
@@ -132,7 +133,6 @@ def of_both(one: Values, other: Values) -> Both:
     kept = names - left_out
     settings = {name for name in every - names if one.get(name) != other.get(name)}
     settings |= {name for name in apart if (own_name := _own_of_a_rank(name)) and own_name not in names}
-    drawn = {name for name in apart if name[0] in OF_A_RANK}
     one, other = ({name: value for name, value in way.items() if name in kept} for way in (one, other))
     return Both(one, other, left_out, settings, drawn)
 

@@ -268,7 +268,7 @@ def _said(
     return paragraphs(
         " ".join(filter(None, causes)),
         first,
-        " ".join(filter(None, (*measured, _not_finite(judging, ops, names, wrong)))),
+        " ".join(filter(None, (_between(judging, ops, names), *measured, _not_finite(judging, ops, names, wrong)))),
         " ".join(filter(None, apart)),
         side_by_side(judging, session, ops, names),
         lines_of_some(judging, ops, names, wrong),
@@ -315,10 +315,14 @@ def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], ne
     one, other = (without_names(judging.measured.get(op, {}), reshaped) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
     calls = [judging.model_calls.get(op, {}) for op in ops]
-    ran, ways = [judging.ran.get(op, {}).get(0) for op in ops], (f"with {names[0]}", f"with {names[1]}")
-    between = judging.explained(lambda: changed_between(ran, ways))
-    told = (between, backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))
+    told = (backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))
     return " ".join(filter(None, told))
+
+
+def _between(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> str:
+    """Which lines change gradients between the backwards of a step in one way alone. ops: as in `_how_often`."""
+    ran, ways = [judging.ran.get(op, {}).get(0) for op in ops], (f"with {names[0]}", f"with {names[1]}")
+    return judging.explained(lambda: changed_between(ran, ways))
 
 
 def _reduced(judging: Judging, session: Session, ops: tuple[int, int], names: tuple[str, str]) -> str:

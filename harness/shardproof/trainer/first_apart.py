@@ -29,7 +29,6 @@ from shardproof.trainer.held import (
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
-    CUT,
     ENDS,
     RESULT,
     TENSOR,
@@ -37,6 +36,8 @@ from shardproof.trainer.lines import (
     OfRanks,
     Outline,
     Statement,
+    is_cut,
+    outline_of_number,
     outlines_of,
     shown,
     unpacked,
@@ -99,7 +100,7 @@ def first_apart(
             share of a number by which rounding may make it another one. leave: what is another one whenever it is made.
             when: the operation.
     """
-    if any(row and row[-1].kind == CUT for way in (one, other) for row in map(unpacked, way.values())):
+    if any(is_cut(data) for way in (one, other) for data in way.values()):
         return "", None
     ways = _seen(one), _seen(other)
     every = _apart(*ways, near, frozenset(leave))
@@ -237,7 +238,7 @@ def _seen_once(ran: tuple[tuple[int, bytes], ...]) -> dict[_Site, Values]:
                 if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
                     continue
                 site = _Site(statement.file, statement.line, statement.kind, told.path)
-                outline = outlines.get(told.text) or _of_number(told.text)
+                outline = outlines.get(told.text) or outline_of_number(told.text)
                 added_to = (site.file, site.line, site.path, told.owner)
                 if outline is not None and statement.kind == BEGINS and _adds(statement.text, told.path):
                     read[added_to] = outline
@@ -286,14 +287,6 @@ def _added(before: Outline, after: Outline) -> Outline:
         return after
     with np.errstate(all="ignore"):
         return Outline(after.shape, after.numbers - before.numbers)
-
-
-def _of_number(text: str) -> Outline | None:
-    """The outline of a tensor with one element."""
-    try:
-        return Outline((), np.array([[float(text.removeprefix(TENSOR))]], np.float32))
-    except ValueError:
-        return None
 
 
 def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, plain: str) -> str:

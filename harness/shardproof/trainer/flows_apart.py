@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardproof.trainer.held import Values, held
+from shardproof.trainer.line_values import dtype_told
 from shardproof.trainer.lines import (
     BEGINS,
     ENDS,
@@ -25,6 +26,8 @@ from shardproof.trainer.lines import (
     Outline,
     Statement,
     flowed,
+    is_cut,
+    outline_of_number,
     outlines_of,
     unpacked,
 )
@@ -46,6 +49,8 @@ def flow_apart(one: OfRanks, other: OfRanks, names: tuple[str, str], near: float
         one, other: what ran in a step in which both make the same values. names: of both ways, such as `with ranks=1`.
             near: the share of a number by which rounding may make it another one.
     """
+    if any(is_cut(data) for way in (one, other) for data in way.values()):
+        return ""
     ways = _arrived(one), _arrived(other)
     made = _made(one), _made(other)
     for factor in _factors(one, other, ways):
@@ -169,7 +174,7 @@ def _arrived(ran: OfRanks) -> dict[_Site, Values]:
     for rank, data in sorted(ran.items()):
         outlines = outlines_of(data)
         for each in flowed(data):
-            site, outline = _site(each.made, each.path), outlines.get(each.text) or _of_number(each.text)
+            site, outline = _site(each.made, each.path), outlines.get(each.text) or outline_of_number(each.text)
             if outline is None:
                 unknown.add(site)
                 continue
@@ -179,17 +184,10 @@ def _arrived(ran: OfRanks) -> dict[_Site, Values]:
     return {site: values for site, values in found.items() if site not in unknown}
 
 
-def _of_number(text: str) -> Outline | None:
-    try:
-        return Outline((), np.array([[float(text.removeprefix(TENSOR))]], np.float32))
-    except ValueError:
-        return None
-
-
 def _made(ran: OfRanks) -> set[_Site]:
-    """The values that statements made, but for those at which gradients arrive that are not known."""
+    """The tensors that statements made, but for those at which gradients arrive, or are not looked at."""
     sites = {_site(each, told.path) for data in ran.values() for each in unpacked(data) if each.kind == ENDS
-             for told in each.values}  # fmt: skip
+             for told in each.values if told.text.startswith(TENSOR) or dtype_told(told.text)}  # fmt: skip
     return sites - {_site(each.made, each.path) for data in ran.values() for each in flowed(data)}
 
 

@@ -196,7 +196,7 @@ def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
 
 class Flowed(NamedTuple):
     """A gradient that arrived at a value in a backward. made: the statement that made the value. path: of the value.
-    text: of the gradient; empty where the value is a tensor that another statement made, at which it is looked at."""
+    text: of the gradient; empty where none is looked at, as at a tensor that another statement made too."""
 
     made: Statement
     path: str
@@ -214,9 +214,23 @@ def compounds_of(data: bytes) -> dict[tuple[str, int], tuple[int, bool]]:
 
 
 def flowed(data: bytes) -> list[Flowed]:
-    """The gradients that arrived at values, in the order of the backward, behind values that are made again."""
-    arrived, again = _said(data).get("flowed", ([], []))
-    return [Flowed(Statement(file, line, text, ENDS, ()), *more) for (file, line, text), *more in (*again, *arrived)]
+    """The gradients that arrived at values, in the order of the backward, behind values where they are not looked at."""
+    arrived, unknown = _said(data).get("flowed", ([], []))
+    return [Flowed(Statement(file, line, text, ENDS, ()), *more) for (file, line, text), *more in (*unknown, *arrived)]
+
+
+def outline_of_number(text: str) -> Outline | None:
+    """The outline of a tensor with one element; None of any other value."""
+    try:
+        return Outline((), np.array([[float(text.removeprefix(TENSOR))]], np.float32))
+    except ValueError:
+        return None
+
+
+def is_cut(data: bytes) -> bool:
+    """Whether later statements of an operation were not looked at."""
+    row = unpacked(data)
+    return bool(row) and row[-1].kind == CUT
 
 
 def outlines_of(data: bytes) -> dict[str, Outline]:

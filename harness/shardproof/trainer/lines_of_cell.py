@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from shardproof.diff import Difference
 from shardproof.trainer.arms import Session
@@ -15,7 +16,7 @@ from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
-from shardproof.trainer.lines import CUT, Moment, OfRanks, Statement, touched, unpacked
+from shardproof.trainer.lines import Moment, Name, OfRanks, Statement, is_cut, touched, unpacked
 from shardproof.trainer.lines_apart import who_set
 from shardproof.trainer.lines_of_ranks import (
     built_otherwise,
@@ -82,38 +83,42 @@ def lines_of(
     first = judging.explained(of_first)
 
     def of_step() -> str:
-        seen = 0 in step[0].keys() & step[1] and not any(_is_cut(way[0]) for way in step)
+        seen = 0 in step[0].keys() & step[1] and not any(is_cut(way[0]) for way in step)
         written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
         skipped = never_hold(step) if gradients else ""
         return paragraphs(touched, scaled_by_ranks(step[1]), written, lines, skipped)
 
-    def of_backward() -> str:
-        if first or not (gradients or reached):
-            return ""
-        alike = value_alike(*step, ways, close)
-        cut = cutting(*step, ways) if reached and not alike else ""
-        return paragraphs(flow_apart(*step, ways, close), alike, cut)
-
-    def of_rates() -> str:
-        rates, at = rates_set(one, other, ways)
-        before = (one[at], other[at]) if at >= 0 and not first else None
-        when = f"step {before[0].op.iteration}" if before else ""
-        if before is None:
-            return rates
-        told = first_apart(before[0].ran, before[1].ran, ways, close, leave, when)[0]
-        return paragraphs(rates, told or of_two_ways(before[0].ran, before[1].ran, ways, f"of {when}"))
-
-    rates = judging.explained(of_rates)
-    told = paragraphs(first, judging.explained(of_backward), rates)
+    of_backward = (
+        ""
+        if first or not (gradients or reached)
+        else judging.explained(partial(_of_backward, step, ways, close, reached=reached))
+    )
+    rates = judging.explained(partial(_of_rates, (one, other), ways, close, leave, alike=not first))
+    told = paragraphs(first, of_backward, rates)
     return told, paragraphs(judging.explained(of_step), of_build)
 
 
-def _is_cut(data: bytes) -> bool:
-    """Whether later statements of an operation were not looked at."""
-    row = unpacked(data)
-    return bool(row) and row[-1].kind == CUT
+def _of_backward(step: tuple[OfRanks, OfRanks], ways: tuple[str, str], near: float, *, reached: bool) -> str:
+    """Return what lets other gradients through in two ways of which all values are alike."""
+    alike = value_alike(*step, ways, near)
+    cut = cutting(*step, ways) if reached and not alike else ""
+    return paragraphs(flow_apart(*step, ways, near), alike, cut)
+
+
+def _of_rates(
+    moments: tuple[Sequence[Moment], Sequence[Moment]], ways: tuple[str, str], near: float, leave: Collection[Name], *,
+    alike: bool,
+) -> str:  # fmt: skip
+    """Return which lines set other rates and, if all values are alike, what is otherwise in the step that set one."""
+    rates, at = rates_set(*moments, ways)
+    if at < 0 or not alike:
+        return rates
+    one, other = (own[at] for own in moments)
+    when = f"step {one.op.iteration}"
+    told = first_apart(one.ran, other.ran, ways, near, leave, when)[0]
+    return paragraphs(rates, told or of_two_ways(one.ran, other.ran, ways, f"of {when}"))
 
 
 def _callers(step: tuple[OfRanks, OfRanks], where: Where) -> list[Statement]:

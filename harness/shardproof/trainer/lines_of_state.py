@@ -22,6 +22,7 @@ from shardproof.trainer.lines import (
     touched,
     unpacked,
 )
+from shardproof.trainer.setters import with_values
 
 MOST_SETS = 4
 """Statements of a load that a sentence names."""
@@ -127,10 +128,11 @@ def that_seeds(ran: OfRanks, what: str) -> str:
     Args:
         what: `save` or `load`.
     """
-    every = [[each.shown() for each in unpacked(data) if each.kind == BEGINS and _SEEDS.search(each.text)]
-             for data in ran.values()]  # fmt: skip
-    most = sorted(every, key=lambda lines: -len(lines))[:1]
-    lines = [*dict.fromkeys(line for own in most for line in own)]
+    every = [
+        [each.shown() for each in unpacked(data) if each.kind == BEGINS and _SEEDS.search(each.text)]
+        for data in ran.values()
+    ]
+    lines = [*dict.fromkeys(sorted(every, key=lambda own: -len(own))[0])] if every else []
     return f"In `{what}`, of random states: {'; '.join(lines[:MOST_SETS])}." if lines else ""
 
 
@@ -160,6 +162,4 @@ def that_ended(ran: OfRanks) -> str:
     begin = next((row[back] for back in range(at, -1, -1) if row[back].place == begins), None)
     if begin is None:
         return ""
-    read = [f"`{each.path}` = {shown(each.text)}" for each in begin.values
-            if each.is_plain and not each.path.startswith(BEHIND)]  # fmt: skip
-    return f" The last condition that did not hold: {begin.shown()}{', which read ' * bool(read)}{' and '.join(read)}."
+    return f" The last condition that did not hold: {with_values(begin)}."

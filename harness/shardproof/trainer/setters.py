@@ -166,10 +166,10 @@ def _decided_by(row: Sequence[Statement], number: int) -> str:
         return ""
     inside = row[max(at for at in range(number) if row[at] is head) : number]
     called = [each for each in inside if each.kind == BEGINS and each.text.startswith("return ")]
-    return f", behind {_with_values(head)}{f'; it came to {_with_values(called[-1])}' if called else ''}"
+    return f", behind {with_values(head)}{f'; it came to {with_values(called[-1])}' if called else ''}"
 
 
-def _with_values(statement: Statement) -> str:
+def with_values(statement: Statement) -> str:
     """A statement as a sentence has it, with the plain values that it read."""
     read = [each for each in statement.values if each.is_plain and not each.path.startswith(BEHIND)][:MOST_READ]
     values = " and ".join(f"`{each.path}` = {shown(each.text)}" for each in read)
@@ -210,7 +210,7 @@ def given_by(rows: Sequence[Sequence[Statement]], setters: Sequence[Setter], way
         returns = [each for each in inside if each.kind == BEGINS and each.text.startswith("return ")]
         if not returns:
             return ""
-        told.setdefault(_with_values(returns[-1]), []).append(way)
+        told.setdefault(with_values(returns[-1]), []).append(way)
     each = [
         f"{place}{',' * (', which read' in place)} gave it in {' and in '.join(own)}" for place, own in told.items()
     ]

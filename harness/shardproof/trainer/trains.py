@@ -87,9 +87,10 @@ def trains(judging: Judging) -> None:
                          if op.index in steps])  # fmt: skip
     own = _own_floats(judging, moments[0], last)
     moves = sorted(name for name, moved in own.items() if moved)
+    template = _is_template(judging.at(moments[0]), still, moves)
     told_idle = {one for op in steps for each in judging.measured.get(op, {}).values() for one in each.idle}
     by_hand = not all_seen(judging, steps) and not told_idle
-    if still and len(still) == params and moves and by_hand:
+    if still and len(still) == params and template and by_hand:
         judging.found.append(ArmResult(TRAINS, Verdict.PASS.value, "", (own_tensors_move(moves),)))
         return
     if not params and own and not moves:
@@ -142,6 +143,13 @@ def told_to_step(idle: Collection[str]) -> str:
     """Why parameters stay, where optimizers step while none of theirs has a gradient; empty where none does."""
     names = " and ".join(sorted(idle))
     return f"{names} is told to step while none of its parameters has a gradient, such as masters" if idle else ""
+
+
+def _is_template(begun: At, still: Collection[str], moves: Collection[str]) -> bool:
+    """Whether each parameter that stays has a tensor beside it that begins as its copy, and moves, as where a module is
+    the template of `torch.func.functional_call`; moments of an update that nobody writes back begin as none."""
+    copies = {begun[EXTRA_STATE, name] for name in moves}
+    return all(begun[PARAMS, name] in copies for name in still)
 
 
 def _own_floats(judging: Judging, first: int, last: At) -> dict[str, bool]:

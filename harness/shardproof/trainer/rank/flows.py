@@ -24,23 +24,25 @@ class Flows:
     """Gradients that arrived since the latest record.
 
     arrived: the place of the statement that made a value, the path of it, and the text that tells the gradient, in the
-    order of the backward. again: place and path of what is a tensor that another statement made. keep: is given each
-    text with its gradient.
+    order of the backward. unknown: place and path of a value at which gradients are not looked at, such as a tensor
+    that another statement made. keep: is given each text with its gradient.
     """
 
     def __init__(self, keep: Callable[[str, object], None]) -> None:
         self.keep = keep
         self.arrived = list[tuple[Place, str, str]]()
-        self.again = list[tuple[Place, str]]()
+        self.unknown = list[tuple[Place, str]]()
         self.hooks = 0
 
     def follow(self, value: object, place: Place, path: str) -> None:
         """Look at the gradient of a tensor that a statement made, if a backward may come by."""
-        if type(value) is not torch.Tensor or self.hooks >= MOST_HOOKS or value.grad_fn is None:
-            return
+        if not isinstance(value, torch.Tensor) or (type(value) is torch.Tensor and not value.requires_grad):
+            return  # to which no gradient comes
         hooks = value._backward_hooks or {}
-        if any(isinstance(each, partial) and each.func == self._arrives for each in hooks.values()):
-            self.again.append((place, path))
+        again = any(isinstance(each, partial) and each.func == self._arrives for each in hooks.values())
+        plain = type(value) is torch.Tensor and value.grad_fn is not None
+        if again or not plain or self.hooks >= MOST_HOOKS:
+            self.unknown.append((place, path))
             return
         self.hooks += 1
         hook = partial(self._arrives, place, path)
@@ -54,7 +56,7 @@ class Flows:
                 self.arrived.append((place, path, said))
 
     def taken(self) -> tuple[list[tuple[Place, str, str]], list[tuple[Place, str]]]:
-        """Return the gradients that arrived and the values that were made again, and begin anew."""
-        found = self.arrived, self.again
-        self.arrived, self.again, self.hooks = [], [], 0
+        """Return the gradients that arrived and the values at which none is looked at, and begin anew."""
+        found = self.arrived, self.unknown
+        self.arrived, self.unknown, self.hooks = [], [], 0
         return found

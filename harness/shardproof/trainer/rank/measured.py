@@ -131,13 +131,13 @@ class Measured:
         """Look for gradients of the step before that nobody has cleared. What gradients are, if there are several
         optimizers, is returned."""
         self._after = {}
-        if not self.backwards and not self.steps:
-            now = self._sizes(self._parameters)
+        first, several = not self.backwards and not self.steps, len({*self._owners.values()}) > 1
+        now = self._sizes(self._parameters) if first or several or self._not_cleared else {}
+        if first:
             self._not_cleared = {key for key, size in now.items() if any(size) and size == self._last.get(key)}
         elif self._not_cleared:  # those of an actor, say, that are cleared before its own backward, do not count again
-            now = self._sizes(self._parameters)
             self._not_cleared &= {key for key, size in now.items() if any(size)}
-        return self._sizes(self._parameters) if len({*self._owners.values()}) > 1 else {}
+        return now if several else {}
 
     def _reach(self, before: Mapping[int, Size]) -> None:
         """Keep which gradients the latest backward has changed, if there are several optimizers."""

@@ -111,7 +111,7 @@ def _of_rates(
     moments: tuple[Sequence[Moment], Sequence[Moment]], ways: tuple[str, str], near: float, leave: Collection[Name], *,
     alike: bool,
 ) -> str:  # fmt: skip
-    """Return which lines set other rates and, if all values are alike, what is otherwise in the step that set one."""
+    """Return the lines that set other rates and, if all values are alike, the values that differ in an earlier step."""
     rates, at = rates_set(*moments, ways)
     if at < 0 or not alike:
         return rates

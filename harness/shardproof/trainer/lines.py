@@ -214,7 +214,7 @@ def compounds_of(data: bytes) -> dict[tuple[str, int], tuple[int, bool]]:
 
 
 def flowed(data: bytes) -> list[Flowed]:
-    """The gradients that arrived at values, in the order of the backward, behind values where they are not looked at."""
+    """The gradients that arrived at values, in the order of the backward, behind values where none is looked at."""
     arrived, unknown = _said(data).get("flowed", ([], []))
     return [Flowed(Statement(file, line, text, ENDS, ()), *more) for (file, line, text), *more in (*unknown, *arrived)]
 

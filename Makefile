@@ -49,9 +49,11 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 
 NEWEST_TORCH = $(shell sed -n 's/^torch==//p' constraints-newest.txt)
 
-nightly: $(STAMP)  ## the nightly matrix and the slow tests; SHARD=1/2 for a half of the matrix
+SHARD ?= tonight/2
+
+nightly: $(STAMP)  ## tonight's half of the nightly matrix, and the slow tests; SHARD=1/1 for the whole matrix
 	$(if $(VENV),$(PIP) -e '.[ray]')
-	$(PY) -m shardproof run nightly $(if $(SHARD),--shard $(SHARD)) --out reports/nightly
+	$(PY) -m shardproof run nightly --shard $(SHARD) --out reports/nightly
 	$(PY) -m shardproof run nightly --system torch-fsdp2 --torch "<=$(NEWEST_TORCH)" --out reports/nightly-newest-torch
 	$(PY) -m pytest $(SPREAD) -m nightly
 	SHARDPROOF_EFFORT=10 $(PY) -m pytest $(SPREAD) -m "hypothesis and not nightly"

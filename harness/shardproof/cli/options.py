@@ -217,7 +217,10 @@ def selection(command: click.decorators.FC) -> click.decorators.FC:
             "--fault", "faults", multiple=True, metavar="ID", shell_complete=completion.faults,
             help="Plant a fault; repeatable.",
         ),
-        click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
+        click.option(
+            "--shard", metavar="I/N",
+            help="The I-th of N parts, by scenario id; tonight/N: this date's, so that N nights walk all.",
+        ),
         max_world,
         plugin,
     )  # fmt: skip

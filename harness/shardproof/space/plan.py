@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import cached_property
 from itertools import chain
 from math import inf
@@ -32,6 +33,8 @@ from shardproof.versions import CURED
 PLAIN = DTypePolicy()
 
 _COUNT = re.compile("[0-9]{1,9}")
+
+TONIGHT = "tonight"
 
 
 @dataclass(frozen=True)
@@ -254,15 +257,17 @@ def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:
     return {scenario: reason for scenario, reason in reasons if reason is not None}
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """`I/N`: the I-th of N parts.
+def parse_shard(text: str, today: date | None = None) -> tuple[int, int]:
+    """`I/N`: the I-th of N parts. `tonight/N`: the part of this date, so that N nights in a row walk all of them.
 
     Raises:
         UsageError: not of that form, or I is not from 1 to N.
     """
     part, _, parts = text.partition("/")
+    if part == TONIGHT and _COUNT.fullmatch(parts) and int(parts):
+        return (today or date.today()).toordinal() % int(parts) + 1, int(parts)
     if not (_COUNT.fullmatch(part) and _COUNT.fullmatch(parts) and 1 <= int(part) <= int(parts)):
-        raise UsageError.of("--shard", text, "I/N with I from 1 to N", "--shard 2/4")
+        raise UsageError.of("--shard", text, "I/N with I from 1 to N, or tonight/N", "--shard 2/4")
     return int(part), int(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -372,6 +373,13 @@ def test_strengths_and_shards_parse() -> None:
     assert (parse_strength("2"), parse_strength("all")) == (2, ALL)
     assert len(WALKED_AXES) == ALL
     assert parse_shard("2/4") == (2, 4)
+    nights = [parse_shard("tonight/3", date(2026, 12, day)) for day in (30, 31)] + [
+        parse_shard("tonight/3", date(2027, 1, 1))
+    ]
+    assert sorted(nights) == [(1, 3), (2, 3), (3, 3)], "three nights in a row, over a year's end too, walk all"
+    for refused in ("tonight/0", "tonight", "tonight/1/2", "today/2"):
+        with pytest.raises(UsageError, match="--shard"):
+            parse_shard(refused)
 
 
 def test_planning_imports_nothing_heavy() -> None:

@@ -42,6 +42,7 @@ from shardproof.trainer.lines import (
     shown,
     unpacked,
 )
+from shardproof.trainer.rows_apart import rows_apart
 
 MOST_BEHIND, MOST_LOOKED_AT = 3, 20
 """Values that a sentence names which follow from the first that is not alike, and how many are looked at for it."""
@@ -109,7 +110,8 @@ def first_apart(
         return "", None
     first, second = ((each.statement.file, each.statement.line) for each in (found.one, found.other))
     plain, path = _plain_apart(found, one, other, names)
-    told = f"{_sentence(found, names, near, when, plain)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
+    rows = rows_apart(found.one, found.other, ways, near)
+    told = f"{_sentence(found, names, near, when, plain, rows)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
     return told, Where((first, second), found.site.path, reads=found.site.kind == BEGINS, plain=path)
 
 
@@ -289,7 +291,7 @@ def _added(before: Outline, after: Outline) -> Outline:
         return Outline(after.shape, after.numbers - before.numbers)
 
 
-def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, plain: str) -> str:
+def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, plain: str, rows: str) -> str:
     site, one, other, alike = found
     verb = "reads" if site.kind == BEGINS else "gives" if site.path.startswith(RESULT) else "makes"
     if (one.statement.file, one.statement.line) == (other.statement.file, other.statement.line):
@@ -301,7 +303,7 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     reach = " as far as the fewer rows go" * fewer
     out = f" out of what is alike{reach}, {' and '.join(told)}" if told and site.kind == ENDS else ""
     out = f", reading {plain}" if plain else out
-    how = _how(one.outlines, other.outlines, names, near)
+    how = f"{_how(one.outlines, other.outlines, names, near)}{rows}"
     what = f"the first tensor of your own lines that is not alike, over all calls and ranks of {when}{how}"
     if site.path.startswith(RESULT) and one.statement.shown() == other.statement.shown():
         number = site.path.removeprefix(RESULT)

@@ -22,6 +22,7 @@ from shardproof.trainer.notes import (
     of_loaders,
     without_effect,
 )
+from shardproof.trainer.whose_data import data_of
 
 SCHEDULER, STEP_COUNT = "scheduler", "_step_count"
 """The role of a schedule, and the count by which torch warns of calls in the wrong order, and nothing else."""
@@ -92,7 +93,7 @@ def beside_random_states(
     if random and not later and judging.looked_at > looked_at:
         judging.without_effect |= own
         return [], [without_effect(own)]
-    if later and judging.data_of(session, later):
+    if later and data_of(judging, session, later):
         return later, [differ_already(own)]
     if random and later and not _draws(judging, session, other, later[0].key.op):
         judging.without_effect |= own

@@ -84,6 +84,7 @@ from shardproof.trainer.twin import NoTwin, stepped
 from shardproof.trainer.two_ways import alike, altered
 from shardproof.trainer.unsteady import likely
 from shardproof.trainer.waiting import waiting_at
+from shardproof.trainer.whose_data import data_of, samples_of_steps
 from shardproof.verdict import Verdict, merge
 
 
@@ -259,7 +260,7 @@ class Judge(Judging):
         for op in cut.ops:
             if op.kind == "step" and not found:
                 found = self.compare(self.at(self.step(self.whole, op.iteration)), self.at(op.index), op.index)
-        self.add(CUT, found, " ".join(filter(None, (wording.of_cut(found), self.data_of(cut, found)))))
+        self.add(CUT, found, " ".join(filter(None, (wording.of_cut(found), data_of(self, cut, found)))))
 
     def _resumed(self) -> None:
         resumed = self.named(RESUMED)
@@ -276,7 +277,7 @@ class Judge(Judging):
                         [(f"after {wording.at(op)}", self.at(op.index)) for op in self.whole.ops
                          if op.kind == "step" and op.index > self.saved])  # fmt: skip
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
-        data = self.data_of(resumed, found)
+        data = data_of(self, resumed, found)
         step = step_of(resumed, found)
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data,
                               step=step.iteration if step else -1)  # fmt: skip
@@ -299,7 +300,7 @@ class Judge(Judging):
         sentence = paragraphs(" ".join(filter(None, (waits, sentence))), owners, loading, lines)
         tried = self.scenario.program != ARMS
         early = "" if found or not self.loads_data else (
-            first_epoch_alone(self.samples_of_steps, self.before - 1, tried=tried)
+            first_epoch_alone(samples_of_steps(self), self.before - 1, tried=tried)
         )  # fmt: skip
         notes += [early] if early else []
         behind = self._left_behind(resumed, load)
@@ -385,7 +386,7 @@ class Judge(Judging):
         found = self.compare(right, self.at(load), load, self._free_at_load | left)
         found = found or self.steps_differ(used, resumed, self.idle | left, rounds=True)
         found, more = beside_random_states(self, used, resumed, found, self.idle | left)
-        sentence = of_used(found, self.at(load - 1), right, self.at(load), self.data_of(used, found))
+        sentence = of_used(found, self.at(load - 1), right, self.at(load), data_of(self, used, found))
         lines = line_by_line(self, used, resumed, found, ("a fresh trainer that loads", "one that has stepped before"))
         at_load = any(one.key.op == load for one in found)
         sentence = paragraphs(sentence, that_load(self, load, found) if at_load else "", lines)

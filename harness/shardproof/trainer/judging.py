@@ -24,18 +24,11 @@ from shardproof.trainer.calls import OfRanks, calls_by_op
 from shardproof.trainer.collectives import OfRank, collectives_by_op, not_reduced
 from shardproof.trainer.described import Described
 from shardproof.trainer.ends import End, ends_by_op
-from shardproof.trainer.epochs import ends_apart, other_place
 from shardproof.trainer.every_mesh import OF_A_RANK, fits, is_transient, without_rank
 from shardproof.trainer.given import (
-    UNKNOWN,
     Given,
-    always_the_same,
-    by_values,
     elements_by_op,
     given_by_op,
-    numbers_of_loaders,
-    other_data,
-    repeats,
     rows_by_op,
 )
 from shardproof.trainer.gradients import OfParameters, gradients_by_op
@@ -47,7 +40,7 @@ from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_call
 from shardproof.trainer.mechanism import mechanism
 from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, matches_nothing, shared_out_by_hand
 from shardproof.trainer.observed import records_of
-from shardproof.trainer.packed import cut_elsewhere, numbers_given_by_op
+from shardproof.trainer.packed import numbers_given_by_op
 from shardproof.trainer.pairs import Between
 from shardproof.trainer.pickled import entry_apart
 from shardproof.trainer.plain import Numbers, numbers_by_op
@@ -56,6 +49,8 @@ from shardproof.trainer.retyped import of_another_type, same_number
 from shardproof.trainer.rounding import PARAMS, At, rounded
 from shardproof.trainer.samples import Samples, samples_by_op
 from shardproof.trainer.shared import Names, shared_by_op
+from shardproof.trainer.shares import OfRanks as Shares
+from shardproof.trainer.shares import shares_by_op
 from shardproof.trainer.state_calls import OfRanks as CallsOfRanks
 from shardproof.trainer.state_calls import state_calls_by_op
 from shardproof.trainer.telling import paragraphs
@@ -106,6 +101,7 @@ class Judging:
     copies: Copies
     collectives: Mapping[int, Mapping[int, OfRank]]
     samples: Mapping[int, Samples]
+    shares: Mapping[int, Shares]
     model_calls: Mapping[int, Mapping[int, Sequence[Call]]]
     measured: Mapping[int, Mapping[int, OfStep]]
     ran: Mapping[int, RanOfRanks]
@@ -146,7 +142,8 @@ class Judging:
             failures, Path(request["directory"]), ties, calls_by_op(records), given_by_op(records), rows_by_op(records),
             elements_by_op(records),
             gradients_by_op(records), shared_by_op(records), numbers_by_op(records), copies_of(records, problems),
-            collectives_by_op(records), samples_by_op(records), model_calls_by_op(records), measured_by_op(records),
+            collectives_by_op(records), samples_by_op(records), shares_by_op(records), model_calls_by_op(records),
+            measured_by_op(records),
             ran_by_op(records), state_calls_by_op(records),
             numbers_given_by_op(records), ends,
         )  # fmt: skip
@@ -416,61 +413,10 @@ class Judging:
                 return beyond
         return []
 
-    def data_of(self, session: Session, found: Sequence[Difference]) -> str:
-        """Whether a session was given other data than the uninterrupted one in the step after which it differs."""
-        step = step_of(session, found)
-        if step is None:
-            return ""
-        ways = (self._given_to_the_model, self._given_by_name)
-        told = (other_data(given(step.index), step.iteration, _of_steps(self.whole, given)) for given in ways)
-        data = next(filter(None, told), "")
-        if not data:
-            return ""
-        if data.endswith(UNKNOWN) and (cut := self._cut_elsewhere(step)):
-            data = f"{data.removesuffix(UNKNOWN)}. {cut}"
-        place = other_place({*self.samples.get(step.index, ())}, step.iteration, self.samples_of_steps, self.before)
-        place = place and (ends_apart(self._samples_of_ranks) or place)
-        return " ".join(filter(None, (data, place, numbers_of_loaders(found))))
-
-    def _cut_elsewhere(self, step: Op) -> str:
-        """Where the numbers come that the first rank was given in a step."""
-        steps = {op.iteration: self.numbers_given.get(op.index, {}).get(0, []) for op in self.whole.ops
-                 if op.kind == "step"}  # fmt: skip
-        return cut_elsewhere(self.numbers_given.get(step.index, {}).get(0, []), step.iteration, steps)
-
-    @property
-    def samples_of_steps(self) -> dict[int, set[str]]:
-        """Step of the uninterrupted run → digests of its samples."""
-        return {op.iteration: {*self.samples.get(op.index, ())} for op in self.whole.ops if op.kind == "step"}
-
-    @property
-    def _samples_of_ranks(self) -> dict[int, dict[int, set[str]]]:
-        """Step of the uninterrupted run → rank → digests of its samples."""
-        found: dict[int, dict[int, set[str]]] = {}
-        for op in self.whole.ops:
-            for digest, sample in self.samples.get(op.index, {}).items() if op.kind == "step" else ():
-                found.setdefault(op.iteration, {}).setdefault(sample.rank, set()).add(digest)
-        return found
-
     @property
     def loads_data(self) -> bool:
         """Whether a loader hangs on the trainer, or an iterator of which nobody knows where it is."""
         return any(note.startswith(("found: ", "hidden: ")) and ": loader, " in note for note in self.notes)
-
-    def data_repeat(self, session: Session) -> str:
-        """A note on data that a session is given again in the same order."""
-        ways = (self._given_to_the_model, self._given_by_name)
-        return next(filter(None, (repeats(_of_steps(session, given)) for given in ways)), "")
-
-    def same_data(self) -> str:
-        """A note on a loader or a generator of which all steps of the uninterrupted run are given the same."""
-        return always_the_same(_of_steps(self.whole, self._given_to_the_model)) if self.loads_data else ""
-
-    def _given_to_the_model(self, op: int) -> Given:
-        return self.given.get(op, {})
-
-    def _given_by_name(self, op: int) -> Given:
-        return by_values(self.at(op))
 
     def loaded(self, session: Session) -> int:
         """The operation after which a session has what it loaded; -1 where only steps are observed."""
@@ -485,11 +431,6 @@ class Judging:
 def step_of(session: Session, found: Sequence[Difference]) -> Op | None:
     """The step of a session after which it differs; None where it differs after anything else, or nowhere."""
     return next((op for op in session.ops if found and op.kind == "step" and op.index == found[0].key.op), None)
-
-
-def _of_steps(session: Session, given: Callable[[int], Given]) -> dict[int, Given]:
-    """Step → what a session was given in it. given: the same of an operation."""
-    return {op.iteration: given(op.index) for op in session.ops if op.kind == "step"}
 
 
 def _with_entry(difference: Difference, expected: At, observed: At) -> Difference:

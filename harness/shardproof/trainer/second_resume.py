@@ -18,6 +18,7 @@ from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import line_by_line
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.waiting import waiting_at
+from shardproof.trainer.whose_data import data_of
 from shardproof.trainer.wording import differ, first_in_a_step
 from shardproof.verdict import Verdict
 
@@ -42,7 +43,7 @@ def resumed_again(judging: Judging) -> None:
     # against the first resume, which is right: on three ranks and more its sums have another order than the whole run's
     found = found or judging.steps_differ(second, resumed, judging.idle | left, rounds=True)
     found, more = beside_random_states(judging, second, resumed, found, judging.idle | left)
-    data = judging.data_of(second, found)
+    data = data_of(judging, second, found)
     if data:
         judging.between = None  # what a step made of them is no mechanism
     waits = waiting_at(judging, stopped or resumed, saved) if found else ""

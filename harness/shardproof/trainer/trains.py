@@ -65,6 +65,7 @@ from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import FLOATS, PARAMS, At
 from shardproof.trainer.samples import zeroed_before
 from shardproof.trainer.updates import grown_by
+from shardproof.trainer.whose_data import data_repeat, ranks_overlap, same_data
 from shardproof.verdict import Verdict
 
 
@@ -108,7 +109,7 @@ def trains(judging: Judging) -> None:
         seen = all_seen(judging, later)
         text = nothing_trains_later(len(later), last, why_still(names, seen) or why_each(names, seen))
     else:
-        again = judging.data_repeat(judging.whole)
+        again = data_repeat(judging, judging.whole)
         zero = sorted(
             name for role, name in last
             if role == "buffer" and stays_zero([judging.at(op).get((role, name)) for op in (moments[0], *steps)])
@@ -118,7 +119,7 @@ def trains(judging: Judging) -> None:
         notes += [never_moved(undeclared, params, why)] if undeclared else []
         behind = left_behind([judging.at(op) for op in (moments[0], *steps)])
         zeros = buffers_stay_zero(zero) if zero else ""
-        notes += [told for told in (behind, zeros, again, judging.same_data()) if told]
+        notes += [told for told in (behind, zeros, again, same_data(judging), ranks_overlap(judging)) if told]
         counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
         idle = _at_rate_zero(judging)

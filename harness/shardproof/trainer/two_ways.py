@@ -59,6 +59,7 @@ from shardproof.trainer.scaled import NEAR, in_common
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.updates import GROUPED, grouped_apart, how_often, stepped_apart
+from shardproof.trainer.whose_data import data_repeat
 from shardproof.verdict import Verdict
 
 MOST_NUMBERS = 3
@@ -350,7 +351,7 @@ def _is_plain(judging: Judging, op: int, difference: Difference) -> bool:
 
 def _repeated(judging: Judging, session: Session, names: tuple[str, str]) -> str:
     """That one of the ways alone is given data again in the same order."""
-    told = [judging.data_repeat(each) for each in (session, judging.whole)]
+    told = [data_repeat(judging, each) for each in (session, judging.whole)]
     if bool(told[0]) == bool(told[1]):
         return ""
     return next(f"With {way}, {text}." for text, way in zip(told, names, strict=True) if text)

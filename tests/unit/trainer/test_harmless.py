@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from shardproof.observe.logical import Value
+from shardproof.trainer import harmless as module
 from shardproof.trainer.every_mesh import Name
 from shardproof.trainer.harmless import beside_random_states, harmless, made_anew, of_loaders_elsewhere
 from shardproof.trainer.judging import Judging
@@ -57,19 +58,20 @@ def test_what_of_a_loader_another_mesh_has_not() -> None:
     assert of_loaders_elsewhere({EPOCH: value("1"), weight: value("2")}, {}) == {EPOCH}
 
 
-def test_data_that_differ_later_are_told_before_what_a_loader_says_of_itself() -> None:
+def test_data_that_differ_later_are_told_before_what_a_loader_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def differs(role: str, fqn: str, op: int) -> Any:
         return SimpleNamespace(key=SimpleNamespace(role=role, fqn=fqn, op=op))
 
     first, later = differs("extra_state", "rank0.loader._num_yielded", 1), differs("param", "w", 2)
     judging: Any = SimpleNamespace(
         without_effect=set(), observed=[], between=None, looked_at=1,
-        steps_differ=lambda *_, **__: [later], data_of=lambda session, found: "The data differ",
+        steps_differ=lambda *_, **__: [later],
     )  # fmt: skip
+    monkeypatch.setattr(module, "data_of", lambda judging, session, found: "The data differ")
     session: Any = SimpleNamespace(ops=[SimpleNamespace(kind="step", index=index) for index in (2, 3)])
     found, notes = beside_random_states(judging, session, session, [first], ())
     assert (found, notes) == ([later], ["not alike before that already: rank0.loader._num_yielded"])
-    judging.data_of = lambda session, found: ""
+    monkeypatch.setattr(module, "data_of", lambda judging, session, found: "")
     assert beside_random_states(judging, session, session, [first], ()) == ([first], [])
 
 

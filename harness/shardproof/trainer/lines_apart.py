@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from shardproof.trainer.iterators_apart import done_again, made_anew
 from shardproof.trainer.lines import (
     BEGINS,
     BEHIND,
@@ -142,11 +143,8 @@ def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[S
     object that it asks is not alike."""
     if parting.kind != MADE or parting.one is None:
         return None
-    begins = (parting.one.file, parting.one.line, BEGINS)
-    windows, starts = list[dict[tuple[str, int, int], int]](), list[int]()
-    for row, end in zip((one, other), parting.at, strict=True):
-        start = next((place for place in range(end, -1, -1) if row[place].place == begins), end)
-        starts.append(start)
+    windows, starts = list[dict[tuple[str, int, int], int]](), _starts(parting, (one, other))
+    for row, start, end in zip((one, other), starts, parting.at, strict=True):
         windows.append({row[number].place: number for number in range(start, end) if row[number].of_generator})
     inside = [(windows[0][place], windows[1][place]) for place in windows[0] if place in windows[1]]
     for at in [*inside, (starts[0], starts[1])]:
@@ -157,6 +155,13 @@ def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[S
                 told, second = (each._replace(path=each.path.removeprefix(BEHIND)) for each in (told, second))
                 return Parting(READ, one[at[0]], other[at[1]], told, second, at)
     return None
+
+
+def _starts(parting: Parting, rows: Sequence[Sequence[Statement]]) -> list[int]:
+    """Where in either row the statement begins that ends where the two part."""
+    begins = parting.one and (parting.one.file, parting.one.line, BEGINS)
+    return [next((place for place in range(end, -1, -1) if row[place].place == begins), end)
+            for row, end in zip(rows, parting.at, strict=True)]  # fmt: skip
 
 
 def behind_which(turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], ways: tuple[str, str]) -> str:
@@ -326,13 +331,13 @@ def sentence(
     if one is None or first is None or second is None:
         rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
         behind = behind_which(parting, rows, (f"in {ways[0]}", f"in {ways[1]}"))
-        anew = _entered_anew(parting, rows, moments[1], rank, ways[1])
+        anew = _again(parting, rows, moments, rank, ways)
         return f"Line by line, the two part{on}{behind}: {goes(parting, ways)}.{anew}"
     if parting.kind == DECIDED:
         holds, not_so = ways if first.text == "True" else ways[::-1]
         rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
         read = _read_in_one(parting, rows, ways) or "though what it reads is alike as far as it is looked at"
-        anew = _entered_anew(parting, rows, moments[1], rank, ways[1])
+        anew = _again(parting, rows, moments, rank, ways)
         return (
             f"Line by line, the two part at {one.shown()}{on}: it holds in {holds} and not in {not_so}, {read}.{anew}"
         )
@@ -341,9 +346,12 @@ def sentence(
     if texts[0] == texts[1] or not (first.is_plain and second.is_plain):
         values = f"not the same in {ways[0]} and in {ways[1]}"
     if parting.kind == MADE:
+        rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
+        inside = (row[start:end] for row, start, end in zip(rows, _starts(parting, rows), parting.at, strict=True))
+        anew = made_anew((next(inside), next(inside)), moments[0], rank, ways)
         return (
             f"Line by line, the two part at {one.shown()}{on}: out of what is alike, as far as it is looked at, it "
-            f"makes `{first.path}`, which is {values}."
+            f"makes `{first.path}`, which is {values}.{anew}"
         )
     more = followed((first, second), ways, moments, rank, parting.at)
     more += _not_in_load(second, moments[1], rank)
@@ -363,6 +371,16 @@ def _read_in_one(parting: Parting, rows: tuple[Sequence[Statement], Sequence[Sta
         if alone:
             return f"where `{alone.path}` is {shown(alone.text)} in {way}, and something without a text in {other}"
     return ""
+
+
+def _again(
+    turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]],
+    moments: tuple[Sequence[Moment], Sequence[Moment]], rank: int, ways: tuple[str, str],
+) -> str:  # fmt: skip
+    """What the second run does once more that the first did in an earlier operation, or enters anew, with a space in
+    front."""
+    own, rest = (row[at + (turn.kind == DECIDED) :] for row, at in zip(rows, turn.at, strict=True))
+    return done_again((own, rest), moments[0], rank, ways) or _entered_anew(turn, rows, moments[1], rank, ways[1])
 
 
 def _entered_anew(

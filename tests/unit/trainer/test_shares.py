@@ -28,7 +28,7 @@ def test_a_step_that_gives_ranks_the_same_is_told_where_no_other_does() -> None:
     ("steps", "told"),
     [
         (OWN, ""),
-        ({0: {0: ["a", "b"], 1: ["c", "d"]}, 1: {0: ["c", "f"], 1: ["b", "h"]}}, "2 of the same samples in the first 2 "),
+        ({0: {0: ["a", "b"], 1: ["c", "d"]}, 1: {0: ["c", "f"], 1: ["b", "h"]}}, "2 of the same samples in the"),
         ({0: {0: ["a", "b"], 1: ["c", "d"]}, 1: {0: ["c", "f"], 1: ["g", "h"]}}, ""),  # one, as by chance
         ({0: {0: ["a"], 1: ["b"]}, 1: {0: ["b"], 1: ["a"]}, 2: {0: ["a"], 1: ["b"]}}, "2 of the same samples in the"),
         ({0: {0: ["a", "b"], 1: ["c", "d"]}, 1: {0: ["a", "c"], 1: ["b", "d"]}}, ""),  # a second epoch

@@ -95,8 +95,10 @@ def lines_of(
         if first or not (gradients or reached)
         else judging.explained(partial(_of_backward, step, ways, close, reached=reached))
     )
-    rates = judging.explained(partial(_of_rates, (one, other), ways, close, leave, alike=not first))
-    told = paragraphs(first, of_backward, rates)
+    # rates of a step before are why this one makes other values, and those of this step may follow from these
+    rates = [judging.explained(partial(_of_rates, (one, other), ways, close, leave, alike=not first, before=before))
+             for before in (True, False)]  # fmt: skip
+    told = paragraphs(rates[0], first, of_backward, rates[1])
     return told, paragraphs(judging.explained(of_step), of_build)
 
 
@@ -109,14 +111,18 @@ def _of_backward(step: tuple[OfRanks, OfRanks], ways: tuple[str, str], near: flo
 
 def _of_rates(
     moments: tuple[Sequence[Moment], Sequence[Moment]], ways: tuple[str, str], near: float, leave: Collection[Name], *,
-    alike: bool,
+    alike: bool, before: bool,
 ) -> str:  # fmt: skip
-    """Return the lines that set other rates and, if all values are alike, the values that differ in an earlier step."""
-    rates, at = rates_set(*moments, ways)
-    if at < 0 or not alike:
+    """Return the lines that set other rates and, if all values are alike, the values that differ in an earlier step;
+    empty where none of them was set in a step before, but for what this one set, or the other way round."""
+    rates, step = rates_set(*moments, ways)
+    if before != (step >= 0):
+        return ""
+    there = [each for own in moments for each in own if each.op.kind == "step" and each.op.iteration == step]
+    if len(there) != len(moments) or not alike:
         return rates
-    one, other = (own[at] for own in moments)
-    when = f"step {one.op.iteration}"
+    one, other = there
+    when = f"step {step}"
     told = first_apart(one.ran, other.ran, ways, near, leave, when)[0]
     return paragraphs(rates, told or of_two_ways(one.ran, other.ran, ways, f"of {when}"))
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from shardproof.trainer.edited import edited
 from shardproof.trainer.first_apart import SideBySide
 from shardproof.trainer.line_values import (
     ADDRESS,
@@ -178,8 +179,15 @@ def _lines(
         head, after, asked_for = _deciding(own, ways, names)
         asks = place if mine and its else (head.file, head.line) if head and after else None
         way = -1 if mine and its else 0 if mine else 1
-        goes = read_by(rows[way], place) if way >= 0 and "makes `" in said[1] else ""
-        yield _Line(said[0] + asked_for, f"{(mine or its)[0].shown()} {said[1]}{goes}", asks, after, way, place)
+        alone = way >= 0 and "makes `" in said[1]
+        masks = edited(packed[way], place) if alone else ""
+        goes = f"{masks}{read_by(rows[way], place)}" if alone else ""
+        telling = min(said[0], MASKS) if masks else said[0]
+        yield _Line(telling + asked_for, f"{(mine or its)[0].shown()} {said[1]}{goes}", asks, after, way, place)
+
+
+MASKS = 1
+"""How much a statement tells that makes some elements of a tensor one number, as in `_Line`."""
 
 
 def _paired(

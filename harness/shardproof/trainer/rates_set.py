@@ -6,25 +6,28 @@ that are none of torch's, or that no line of the trainer's names before the firs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardproof.trainer.lines import RATE, TOUCHES, Moment, unpacked
+from shardproof.trainer.lines import RATE, TOUCHES, Moment, Statement, unpacked
+from shardproof.trainer.nested import heads_of
+from shardproof.trainer.setters import with_values
 
 
 class _Set(NamedTuple):
-    """That a statement set rates. rates: of all groups. told: the statement, and when it ran. at: the number of the
-    operation."""
+    """That a statement set rates. rates: of all groups. told: the statement, and when it ran. step: the number of the
+    earlier step in which it did; -1 in any other operation, and in this step."""
 
     rates: tuple[str, ...]
     told: str
-    at: int
+    step: int
 
 
 def rates_set(one: Sequence[Moment], other: Sequence[Moment], names: tuple[str, str]) -> tuple[str, int]:
     """A sentence on the lines that set the rates of a step last, where two ways have other ones, and the number of the
-    earlier step among the operations in which one of them did; empty where they have the same, or not the same groups,
-    or nobody knows, and -1 where none is a step's before this one.
+    earlier step in which one of them did; empty where they have the same, or not the same groups, or nobody knows, and
+    -1 where none is a step's before this one that both ways have run since their build.
 
     Args:
         one, other: the operations of both ways until the step, which is the last. names: such as `with schedule=alone`.
@@ -37,9 +40,9 @@ def rates_set(one: Sequence[Moment], other: Sequence[Moment], names: tuple[str, 
     ways = " and ".join(
         f"to {each.rates[group]} {name} by {each.told}" for each, name in zip((mine, its), names, strict=True)
     )
-    steps = [each.at for each in (mine, its) if one[0].op.kind != "step" and each.at < min(len(one), len(other)) - 1
-             and one[each.at].op.kind == other[each.at].op.kind == "step"]  # fmt: skip
-    return f"The learning rate{which} that this step was made with was set last {ways}.", max(steps, default=-1)
+    begun = all(way[0].op.kind != "step" for way in (one, other))
+    step = max(mine.step, its.step) if begun else -1
+    return f"The learning rate{which} that this step was made with was set last {ways}.", step
 
 
 def _in_effect(moments: Sequence[Moment]) -> _Set | None:
@@ -48,10 +51,25 @@ def _in_effect(moments: Sequence[Moment]) -> _Set | None:
     for at, (op, ran) in enumerate(moments):
         last = at == len(moments) - 1
         when = ("this step" if last else f"step {op.iteration}") if op.kind == "step" else f"`{op.kind}`"
-        for statement in unpacked(ran[min(ran)]) if ran else ():
+        earlier = op.iteration if op.kind == "step" and not last else -1
+        row = unpacked(ran[min(ran)]) if ran else ()
+        for number, statement in enumerate(row):
             touched = {told.path: told.text for told in statement.values} if statement.kind == TOUCHES else {}
             if last and statement.file and "parameters" in touched:
                 break
             if RATE in touched:
-                found = _Set(tuple(touched[RATE].split(", ")), f"{statement.shown()} in {when}", at)
+                behind = _behind(ran[min(ran)], row, number)
+                found = _Set(tuple(touched[RATE].split(", ")), f"{statement.shown()} in {when}{behind}", earlier)
     return found
+
+
+def _behind(data: bytes, row: Sequence[Statement], number: int) -> str:
+    """The `if` that decided whether a statement ran, with what it read the last time before it, with a comma in front;
+    empty where none did."""
+    own = row[number]
+    heads = (head for head in heads_of(data).get((own.file, own.line), ()) if _DECIDES.match(head.text))
+    head = next((each for head in heads for each in reversed(row[:number]) if each.place == head.place), None)
+    return f", behind {with_values(head)}" if head else ""
+
+
+_DECIDES = re.compile(r"(if|elif|while) ")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardproof.trainer.held import Numbers, Values, close_to, numbers_of, scale_of
-from shardproof.trainer.lines import Outline
+from shardproof.trainer.lines import RESULT, Outline
 
 MOST_ROWS_TOLD, MOST_COMMON = 3, 2
 """Numbers of rows that are told, and values that have something in common with them."""
@@ -49,7 +49,12 @@ def _common(apart: npt.NDArray[np.bool_], ways: tuple[Mapping[Any, Values], Mapp
     known = set[str]()
     for site, values in ways[0].items():
         its = ways[1].get(site)
-        if its is None or site.path in known or len(values.outlines) != len(its.outlines):
+        if (
+            its is None
+            or site.path in known
+            or site.path.startswith(RESULT)
+            or len(values.outlines) != len(its.outlines)
+        ):
             continue
         one, other = _whole(values.outlines), _whole(its.outlines)
         if one is None or other is None or not np.array_equal(one, other):

@@ -75,7 +75,7 @@ def _of(mine: ModuleType) -> object:
 def test_an_iterator_that_is_made_anew_is_held_against_the_first(tmp_path: Path) -> None:
     text = told(tmp_path, "step")
     assert text.endswith(
-        "An iterator is made anew in the resumed one. Held against what the whole run did from where mine.py:24 "
+        "An iterator is made anew in the resumed one. Held against what the whole run did from where mine.py:25 "
         "(`yield from source.shard(rank)`) ran first, in step 0: in the resumed one it goes on with mine.py:17 "
         "(`return self`), and there with mine.py:7 (`return Source(self.items[rank::2])`)."
     )

@@ -277,7 +277,8 @@ def build(weight, rate):
 def step(optimizer, weight, rate):
     weight.grad = torch.ones(2)
     optimizer.step()
-    optimizer.param_groups[0]["lr"] = rate
+    if rate:
+        optimizer.param_groups[0]["lr"] = rate
 """
 
 
@@ -307,7 +308,8 @@ def test_lines_that_set_learning_rates_are_told(tmp_path: Path) -> None:
     )
     assert rates_set(*ways, names) == ("", -1)
     assert rates_set(ways[0][:2], ways[1], names)[0].endswith(
-        'to 0.3 with n=2 by mine.py:11 (`optimizer.param_groups[0]["lr"] = rate`) in step 0.'
+        'to 0.3 with n=2 by mine.py:12 (`optimizer.param_groups[0]["lr"] = rate`) in step 0, behind mine.py:11 (`if '
+        "rate:`), which read `rate` = 0.3."
     )
     said = of_two_ways({0: rows[0]}, {0: rows[1]}, names, "of `build`")
     assert '(`group["lr"] = rate`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from shardproof.diff import as_numbers, numpy_dtype
@@ -82,7 +83,21 @@ def why_each(names: Sequence[str], seen: OfParameters) -> str:
     if len(groups) == 1 and (why := why_still(names, seen)):
         return why
     told = [f"{_SUSPECTS.get(word) or NOBODY_STEPS} ({_few(each)})" for word, each in groups.items()]
-    return "; ".join(told) if len(groups) > 1 else NOBODY_STEPS
+    copies = _as_copies(groups.get(NONE, ()), groups.get(UNSTEPPED, ()))
+    return "; ".join([*told, *copies]) if len(groups) > 1 else NOBODY_STEPS
+
+
+def _as_copies(stepped: Sequence[str], reached: Sequence[str]) -> list[str]:
+    """That parameters which an optimizer steps without gradients and others that have them and are not stepped have
+    names that end alike, one by one, as copies have."""
+    ends = [sorted(tuple(re.findall(r"[a-z]+|[0-9]+", name.lower())[-2:]) for name in each)
+            for each in (stepped, reached)]  # fmt: skip
+    if not stepped or ends[0] != ends[1] or len({*ends[0]}) != len(ends[0]):
+        return []
+    return [
+        f"the names of the latter end as those of the former do: if `{reached[0].rpartition('.')[0]}` holds copies of "
+        f"`{stepped[0].rpartition('.')[0]}`, the optimizer has the originals, and the loss goes through the copies"
+    ]
 
 
 NOBODY_STEPS = "no param group of an optimizer that stepped has them"

@@ -8,6 +8,9 @@ import pytest
 import torch
 from shardproof.observe.logical import Value
 from shardproof.trainer.gradients import (
+    GRADIENT,
+    NONE,
+    UNSTEPPED,
     OfParameters,
     are_frozen,
     gradients_by_op,
@@ -150,6 +153,17 @@ def test_why_each_of_several_parameters_stays() -> None:
         "they are frozen (`requires_grad` is False) (a); no param group of an optimizer that stepped has them (c)"
     )
     assert why_each(["a"], {}) == ""
+
+
+def test_parameters_that_look_like_copies_of_those_without_gradients_are_told() -> None:
+    originals, copies = ["q.0.weight", "q.0.bias"], ["loss.q_params.0_weight", "loss.q_params.0_bias"]
+    seen = dict.fromkeys(originals, NONE) | dict.fromkeys(copies, UNSTEPPED) | {"v.weight": GRADIENT}
+    assert why_each([*originals, *copies], seen).endswith(
+        "if `loss.q_params` holds copies of `q.0`, the optimizer has the originals, and the loss goes through the "
+        "copies"
+    )
+    seen["loss.q_params.1_bias"] = UNSTEPPED
+    assert "copies" not in why_each([*originals, *copies, "loss.q_params.1_bias"], seen), "one more than originals"
 
 
 def test_a_rank_with_several_modules_tells_the_others_all_the_same() -> None:

@@ -87,6 +87,10 @@ def why_each(names: Sequence[str], seen: OfParameters) -> str:
     return "; ".join([*told, *copies]) if len(groups) > 1 else NOBODY_STEPS
 
 
+_TAIL = re.compile(r"[._]?([a-z]+|[0-9]+)[._]?([a-z]+|[0-9]+)$", re.IGNORECASE)
+"""The last two words of a name."""
+
+
 def _as_copies(stepped: Sequence[str], reached: Sequence[str]) -> list[str]:
     """That parameters which an optimizer steps without gradients and others that have them and are not stepped have
     names that end alike, one by one, as copies have."""
@@ -94,9 +98,10 @@ def _as_copies(stepped: Sequence[str], reached: Sequence[str]) -> list[str]:
             for each in (stepped, reached)]  # fmt: skip
     if not stepped or ends[0] != ends[1] or len({*ends[0]}) != len(ends[0]):
         return []
+    whose = [_TAIL.sub("", name) or name for name in (reached[0], stepped[0])]
     return [
-        f"the names of the latter end as those of the former do: if `{reached[0].rpartition('.')[0]}` holds copies of "
-        f"`{stepped[0].rpartition('.')[0]}`, the optimizer has the originals, and the loss goes through the copies"
+        f"the names of the latter end as those of the former do: if `{whose[0]}` holds copies of `{whose[1]}`, the "
+        "optimizer has the originals, and the loss goes through the copies"
     ]
 
 

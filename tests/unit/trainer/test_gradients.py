@@ -159,8 +159,7 @@ def test_parameters_that_look_like_copies_of_those_without_gradients_are_told() 
     originals, copies = ["q.0.weight", "q.0.bias"], ["loss.q_params.0_weight", "loss.q_params.0_bias"]
     seen = dict.fromkeys(originals, NONE) | dict.fromkeys(copies, UNSTEPPED) | {"v.weight": GRADIENT}
     assert why_each([*originals, *copies], seen).endswith(
-        "if `loss.q_params` holds copies of `q.0`, the optimizer has the originals, and the loss goes through the "
-        "copies"
+        "if `loss.q_params` holds copies of `q`, the optimizer has the originals, and the loss goes through the copies"
     )
     seen["loss.q_params.1_bias"] = UNSTEPPED
     assert "copies" not in why_each([*originals, *copies, "loss.q_params.1_bias"], seen), "one more than originals"

@@ -77,7 +77,7 @@ class Trainer:
     * steps: how many steps come before the save, and how many after it. With 0 after it there is no save: such a
       trainer needs neither `save` nor `load`, and its steps alone are compared.
     * altered: axis → `run` or `checkpoint`: which of the two wins where the run that loads has another value of this
-      axis than the run that saved.
+      axis than the run that saved; or `refuse`: `load` raises an error then.
     * alike: axis → `bits`, `rounding` or `rounding bf16`: every value of this axis must come to the same parameters and
       the same state of optimizers as its first value, bit for bit, or up to what another order of sums makes, where a
       part of the model may compute in bf16.

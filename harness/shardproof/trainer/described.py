@@ -29,6 +29,9 @@ STEPWISE = ("build", "step", "save", "load")
 BITS, ROUNDING_BF16 = "bits", "rounding bf16"
 """What `alike` may say of an axis, beside `rounding`."""
 
+RUN, CHECKPOINT, REFUSE = "run", "checkpoint", "refuse"
+"""What `altered` may say of an axis: which of the two wins, or that `load` raises."""
+
 DATA = ("axes", "requires", "steps", "altered", "alike", "transient", "local", "frozen", "emulates")
 RESERVED = ("rank", "world", "seed", "device", "folder", "sizes", "values")
 """What a cell has beside axes."""
@@ -158,7 +161,7 @@ class _Reading:
         return Described(
             self.file, node.name, doc or f"the trainer {node.name} of {self.file.name}",
             self._axes(axes), self._requires(data.get("requires", ())), steps,
-            self._winners("altered", data.get("altered", {}), axes, ("run", "checkpoint")),
+            self._winners("altered", data.get("altered", {}), axes, (RUN, CHECKPOINT, REFUSE)),
             self._patterns("transient", data.get("transient", ()), "ROLE NAME"), fits, axes,
             self._winners("alike", data.get("alike", {}), axes, (BITS, "rounding", ROUNDING_BF16)), opened,
             fits or methods >= {*STEPWISE} or self._derives_elsewhere(node),
@@ -341,7 +344,7 @@ def _either(words: Sequence[str]) -> str:
 _ARGUMENTS = {"build": "self, cell", "step": "self, index", "save": "self, folder", "load": "self, folder"}
 
 _MEANS = {
-    "altered": "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load",
+    "altered": "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load; or `refuse`",
     "alike": "axes of two values or more, each with `bits`, `rounding` or `rounding bf16`: how near its values come",
 }
 

@@ -36,7 +36,7 @@ from shardproof.program import FIT, NO_CHECKPOINT, Op
 from shardproof.result import ArmResult, Result
 from shardproof.trainer.arms import ALIKE, ALTERED, ANEW, OTHER, RESUMED, TWICE, UNSAVED, WHOLE, Session, sessions_of
 from shardproof.trainer.cells import mesh_of, values_of
-from shardproof.trainer.described import Described, text_of
+from shardproof.trainer.described import REFUSE, RUN, Described, text_of
 from shardproof.trainer.every_mesh import OF_A_RANK
 from shardproof.verdict import Verdict
 
@@ -99,6 +99,8 @@ def draft(case: FailureCase) -> Draft:
     if trainer.emulates and scenario.device == "cpu":
         raise NoExportError.because(result, EMULATED)
     shown = _shown(result, sessions, trainer, whole=case.whole)
+    if shown.arm.name.startswith(ALTERED) and trainer.altered[shown.arm.name.removeprefix(f"{ALTERED} ")] == REFUSE:
+        raise NoExportError.because(result, "`load` is to raise an error, and a script compares what it comes to")
     modules = _modules(trainer, result)
     values = _values(trainer, values_of(trainer, scenario))
     entries = [_entry(run, shown, scenario.seed, trainer, values, mesh_of(trainer, scenario)) for run in shown.runs]
@@ -242,7 +244,7 @@ def _compared(
             return replace(_until(session, again), name="saved_again"), replace(right, name="loaded_again"), here
         case "used":
             return same(by_name[RESUMED]), right, here
-        case "altered" if trainer.altered[session.of] == "run":
+        case "altered" if trainer.altered[session.of] == RUN:
             built = replace(_until(session, session.ops[0].index), name="built")
             return built, right, here
         case "altered":

@@ -40,6 +40,7 @@ from shardproof.program import ARMS
 from shardproof.result import TWIN, ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
 from shardproof.trainer.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
+from shardproof.trainer.altered import altered
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
@@ -81,7 +82,7 @@ from shardproof.trainer.second_resume import resumed_again
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
 from shardproof.trainer.twin import NoTwin, stepped
-from shardproof.trainer.two_ways import alike, altered
+from shardproof.trainer.two_ways import alike
 from shardproof.trainer.unsteady import likely
 from shardproof.trainer.waiting import waiting_at
 from shardproof.trainer.whose_data import data_of, samples_of_steps

@@ -1,5 +1,4 @@
-"""Two arms of a cell against another value of an axis: `altered`, where the ranks that load have another one, and
-`alike`, where another one is another way to compute the same."""
+"""The arm `alike` of a cell: another value of an axis is another way to compute the same."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from shardproof.observe.assemble import as_bits
 from shardproof.observe.settings import SETTING
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
-from shardproof.result import ArmResult
 from shardproof.trainer import wording
-from shardproof.trainer.arms import RESUMED, WHOLE, Session
+from shardproof.trainer.arms import WHOLE, Session
 from shardproof.trainer.arranged import arranged
 from shardproof.trainer.at_the_end import end_not_seen, with_the_end
 from shardproof.trainer.backward_apart import (
@@ -32,7 +30,7 @@ from shardproof.trainer.cells import values_of
 from shardproof.trainer.collectives import reductions_apart
 from shardproof.trainer.counted import plain_number, with_counted
 from shardproof.trainer.described import BITS, ROUNDING_BF16
-from shardproof.trainer.every_mesh import OF_A_RANK, OF_MODULES, Name, is_of_data, of_both
+from shardproof.trainer.every_mesh import OF_MODULES, Name, is_of_data, of_both
 from shardproof.trainer.given import data_apart, of_another_step, rows_apart
 from shardproof.trainer.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.judging import Judging
@@ -60,7 +58,6 @@ from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.updates import GROUPED, grouped_apart, how_often, stepped_apart
 from shardproof.trainer.whose_data import data_repeat
-from shardproof.verdict import Verdict
 
 MOST_NUMBERS = 3
 """Of numbers that two ways do not have alike, how many a sentence names."""
@@ -73,36 +70,6 @@ RIGHT_OF_A_SCALE = (
     "That is right of a loss scale, and of an optimizer that clips, or adds a decay, inside its step; a clip, or Adam, "
     "would hide it otherwise."
 )
-
-
-def altered(judging: Judging, session: Session) -> None:
-    """Who wins where the ranks that load have another value of an axis."""
-    axis, resumed = session.of, judging.named(RESUMED)
-    if resumed is None or {WHOLE, RESUMED} & judging.failures.keys() or judging.ended(session):
-        return
-    load, wins = judging.loaded(session), judging.trainer.altered[axis]
-    if load < 0:
-        judging.not_compared(session.name, wording.NO_ALTERED_FIT)
-        return
-    own, other = judging.at(load - 1), judging.at(judging.loaded(resumed) - 1)
-    changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
-    if not changed:
-        text = wording.nothing_altered(axis)
-        judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
-        return
-    kept, now = judging.at(judging.loaded(resumed)), judging.at(load)
-    neither = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
-    if neither == changed:
-        judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, wording.neither(neither, axis), ()))
-        return
-    wanted, told = own if wins == "run" else kept, changed - neither
-    found = judging.compare(
-        {key: wanted[key] for key in told if key in wanted},
-        {key: now[key] for key in told if key in now},
-        load,
-    )
-    notes = [wording.neither(neither, axis)] if neither else []
-    judging.add(session.name, found, wording.of_altered(found, axis, wins), notes)
 
 
 def alike(judging: Judging, session: Session) -> None:

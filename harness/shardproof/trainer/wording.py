@@ -275,6 +275,19 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {differ(found)}. {first_of(found)}"
 
 
+def takes_what_it_should_refuse(axis: str) -> str:
+    """A load that is to raise an error, and does not."""
+    return (
+        f"`load` takes a checkpoint of a run with another {axis} without an error, though `altered` says that it "
+        "refuses one: look at what it compares, and whether that is in the checkpoint."
+    )
+
+
+def refuses(axis: str, error: Failure) -> str:
+    """A note on the error with which a load refuses a checkpoint, as it is to."""
+    return f"`load` refuses a checkpoint of a run with another {axis}: {error.type}: {error.message.splitlines()[0]}"
+
+
 def of_alike(found: Sequence[Difference], first: str, own: str, share: float, most: str = "") -> str:
     """What two ways to compute the same come to, none of which is known to be the right one.
 

@@ -228,7 +228,7 @@ def test_no_method_at_all(read: Read) -> None:
         ("steps = (1, 101)", "given (1, 101)", "two numbers up to 100"),
         ("steps = (1, 1, 1)", "given (1, 1, 1)", "two numbers up to 100"),
         ("steps = ('1', 1)", "given ('1', 1)", "two numbers up to 100"),
-        ("altered = ['lr']", "altered of mine.py: given ['lr']", "a mapping of axes to `run` or `checkpoint`"),
+        ("altered = ['lr']", "altered of mine.py: given ['lr']", "of axes to `run`, `checkpoint` or `refuse`"),
         ("altered = {'lr': 'run'}", "given {'lr': 'run'}", "axes of two values or more"),
         ("axes = {'lr': [1]}\naltered = {'lr': 'run'}", "given {'lr': 'run'}", "axes of two values or more"),
         ("axes = {'lr': [1, 2]}\naltered = {'lr': 'both'}", "given {'lr': 'both'}", "each with `run` or `checkpoint`"),

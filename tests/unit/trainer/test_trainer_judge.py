@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,27 @@ def test_the_setting_that_is_declared_to_win_wins(folder: Path, wins: str, comes
     made = simulation(folder, wins=wins)
     found = Simulation(made.scenario, wins=comes_out).judged(folder)
     assert (failed(found).keys() == {"altered lr"}) is (wins != comes_out)
+
+
+def test_a_load_that_is_to_refuse_passes_by_its_error_and_fails_without_one(folder: Path) -> None:
+    made = simulation(folder, wins="refuse")
+    session = next(each for each in sessions_of(made.scenario) if each.name == "altered lr")
+    error = {"type": "ValueError", "message": "lr is 0.1 in the checkpoint\nand 0.2 here", "rank": 0}
+
+    def judged_with(failures: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+        (folder / name).mkdir()
+        return Simulation(made.scenario).judged(folder / name, failures)
+
+    found = judged_with({"altered lr": {**error, "op": session.first("load")}}, "raised")
+    assert not failed(found)
+    arm = next(arm for arm in found["arms"] if arm["name"] == "altered lr")
+    assert arm["notes"] == [
+        "`load` refuses a checkpoint of a run with another lr: ValueError: lr is 0.1 in the checkpoint"
+    ]
+    assert failed(judged_with(None, "taken")) == {"altered lr": wording.takes_what_it_should_refuse("lr")}
+    late = judged_with({"altered lr": {**error, "op": session.first("step")}}, "late")
+    assert "ValueError" in failed(late)["altered lr"], "a step behind the load is no refusal"
+    assert "altered lr" in failed(judged_with({"altered lr": {**error, "type": "killed"}}, "killed"))
 
 
 def test_what_is_saved_again_is_evidence_of_its_own(folder: Path) -> None:

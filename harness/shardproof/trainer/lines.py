@@ -18,6 +18,9 @@ from shardproof.observe.record import Record
 from shardproof.program import Op
 from shardproof.trainer.arms import RAN
 
+MOST_OUTLINES = 1200
+"""Tensors of an operation of which an outline is kept."""
+
 MOST_TEXT = 90
 """Characters of a statement that a sentence shows."""
 
@@ -231,6 +234,22 @@ def is_cut(data: bytes) -> bool:
     """Whether later statements of an operation were not looked at."""
     row = unpacked(data)
     return bool(row) and row[-1].kind == CUT
+
+
+def not_held(ran: OfRanks) -> str:
+    """That not all statements of an operation were looked at, or not all of its tensors have an outline, so that later
+    ones are not held side by side, as a sentence; empty where all are."""
+    cut = [len(unpacked(data)) for data in ran.values() if is_cut(data)]
+    if cut:
+        return (
+            f"Of your own lines the first {min(cut)} moments of this step were looked at, which is as far as it goes: "
+            "no values are held side by side, and no line is told that runs in one way alone."
+        )
+    full = any(len(_said(data).get("outlines", {})) >= MOST_OUTLINES for data in ran.values())
+    return (
+        f"Lines read and made more than {MOST_OUTLINES} tensors in this step: later ones are not held side by side, "
+        "and the first that is not alike may be among them."
+    ) if full else ""  # fmt: skip
 
 
 def outlines_of(data: bytes) -> dict[str, Outline]:

@@ -16,7 +16,7 @@ from shardproof.trainer.flows_apart import flow_apart
 from shardproof.trainer.held import CLOSE
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.line_by_line import never_the_same
-from shardproof.trainer.lines import Moment, Name, OfRanks, Statement, is_cut, touched, unpacked
+from shardproof.trainer.lines import Moment, Name, OfRanks, Statement, is_cut, not_held, touched, unpacked
 from shardproof.trainer.lines_apart import who_set
 from shardproof.trainer.lines_of_ranks import (
     built_otherwise,
@@ -98,7 +98,8 @@ def lines_of(
     # rates of a step before are why this one makes other values, and those of this step may follow from these
     rates = [judging.explained(partial(_of_rates, (one, other), ways, close, leave, alike=not first, before=before))
              for before in (True, False)]  # fmt: skip
-    told = paragraphs(rates[0], first, of_backward, rates[1])
+    beyond = not first and (not_held(step[0]) or not_held(step[1]))
+    told = paragraphs(rates[0], first, beyond or "", of_backward, rates[1])
     return told, paragraphs(judging.explained(of_step), of_build)
 
 

@@ -17,10 +17,12 @@ from line_cases import ran, written
 from shardproof.program import Op
 from shardproof.scenario import Mesh
 from shardproof.trainer import first_apart as module
+from shardproof.trainer import lines
 from shardproof.trainer.first_apart import value_alike
-from shardproof.trainer.lines import BUFFERS, RESULT, Moment, touched, unpacked
+from shardproof.trainer.lines import BUFFERS, RESULT, Moment, not_held, touched, unpacked
 from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
 from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.rank import ran as rank_ran
 from shardproof.trainer.rank.outlines import MOST_NUMBERS, outline_of
 from shardproof.trainer.rank.ran import Ran
 from shardproof.trainer.setters import who_set_read
@@ -360,3 +362,13 @@ def after(rows, tokens):
     assert bool(said) is rolled
     if rolled:
         assert "out of what is alike, `tokens` (each of its rows in 2 pieces with cp=2)" in said
+
+
+def test_what_is_beyond_a_limit_is_told_not_to_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = written(tmp_path, "def many(number):\n    for at in range(number):\n        made = torch.arange(2.0) + at\n")
+    assert not_held({0: ran(lambda: mine.many(3))}) == ""
+    assert not_held({0: ran(lambda: mine.many(20_000))}).startswith("Of your own lines the first ")
+    monkeypatch.setattr(rank_ran, "MOST_OUTLINES", 4)
+    monkeypatch.setattr(lines, "MOST_OUTLINES", 4)
+    assert not_held({0: ran(lambda: mine.many(3))}) == ""
+    assert not_held({0: ran(lambda: mine.many(9))}).startswith("Lines read and made more than 4 tensors in this step")

@@ -43,6 +43,7 @@ from shardproof.trainer.lines import (
     GOES_ON,
     HOLDS,
     MADE,
+    MOST_OUTLINES,
     NO_PLACE,
     RATE,
     RESULT,
@@ -60,7 +61,7 @@ from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
 
-MOST = 800
+MOST = 2000
 """Statements of an operation on one rank."""
 
 LONGEST_S = 1.0
@@ -85,9 +86,6 @@ MOST_PARAMETERS = 200
 
 MOST_RESULTS = 4
 """Tensors in a tuple that a call comes to."""
-
-MOST_OUTLINES = 400
-"""Tensors of an operation of which an outline is kept."""
 
 _DYNAMO = torch._C._dynamo.eval_frame
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from shardproof.program import Op
+from shardproof.scenario import Mesh
+from shardproof.trainer.lines import Moment
 from shardproof.trainer.rank.ran import Ran
 
 
@@ -35,3 +38,13 @@ def ran(call: Callable[[], Any], record: Ran | None = None, names: dict[int, str
     finally:
         sys.settrace(traced)
     return record.record(0, 0, names or {}).data
+
+
+def step(iteration: int) -> Op:
+    """A step of one rank."""
+    return Op(iteration, "step", "", 0, Mesh(), iteration, 0, 0, -1)
+
+
+def of_step(call: Callable[[], Any]) -> list[Moment]:
+    """What ran in a call, as the first step of one rank."""
+    return [Moment(step(0), {0: ran(call)})]

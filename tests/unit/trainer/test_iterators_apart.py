@@ -6,9 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from line_cases import ran, written
-from shardproof.program import Op
-from shardproof.scenario import Mesh
+from line_cases import ran, step, written
 from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import apart_in, sentence
 
@@ -61,7 +59,7 @@ def told(tmp_path: Path, method: str, *, start: int = 1) -> str:
     mine = written(tmp_path, SOURCE)
     whole, resumed = _of(mine), _of(mine)
     resumed.iterator, resumed.start = mine.split(mine.Skip(mine.Source(range(8)), start), 0), 2 * start
-    ops = [Op(index, "step", "", 0, Mesh(), index, 0) for index in (0, 1)]
+    ops = [step(index) for index in (0, 1)]
     first = [Moment(op, {0: ran(getattr(whole, method))}) for op in ops]
     second = [Moment(ops[1], {0: ran(getattr(resumed, method))})]
     apart = apart_in(first[-1].ran, second[-1].ran)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,41 +14,27 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
-from line_cases import ran, written
-from shardproof.program import Op
-from shardproof.scenario import Mesh
+from line_cases import ran, step, written
 from shardproof.trainer.lines import (
     BEGINS,
-    CHANGED,
     CUT,
     ENDS,
-    WRITTEN,
     Moment,
     Statement,
     touched,
-    unevenly_reduced,
     unpacked,
 )
-from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, who_set, wrote_before
+from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, wrote_before
 from shardproof.trainer.lines_of_ranks import (
-    changed_between,
     drawn_by_ranks,
-    gradients_otherwise,
-    left_alone,
     of_ranks,
-    scaled_by_ranks,
-    touch_alone,
-    touched_by_ranks,
 )
-from shardproof.trainer.lines_of_state import never_hold, never_holds, of_setting, that_decide, that_ended
+from shardproof.trainer.lines_of_state import of_setting, that_decide
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.statements import statements_of
-from shardproof.trainer.rates_set import rates_set
-from shardproof.trainer.readers import read_by
-from shardproof.trainer.setters import set_last
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -168,10 +151,6 @@ def values(statement: Statement) -> dict[str, str]:
     return {each.path: each.text for each in statement.values}
 
 
-def step(iteration: int) -> Op:
-    return Op(iteration, "step", "", 0, Mesh(), iteration, 0, 0, -1)
-
-
 def test_statements_know_what_they_read_and_make() -> None:
     found = statements_of('a.b += c[d["e"]]\nfor x in self.rows[index]:\n    pass\nself.seen.append(x)\n')
     shown = {line: ([text for text, _ in one.reads], [text for text, _ in one.makes]) for line, one in found.items()}
@@ -225,94 +204,12 @@ def test_what_a_load_writes_out_of_something_else_than_a_step_is_told(mine: Modu
     assert wrote_before({"w"}, (saves, saves), ("one", "other"), 0) == ""
 
 
-def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any, ...] = ()) -> bytes:
-    """What a rank would have recorded of statements that touched parameters or took part in reductions."""
-    said = {
-        "places": [],
-        "ran": [],
-        "cut": False,
-        "touched": touched,
-        "reduced": list(reduced),
-        "scaled": list(scaled),
-        "rated": [],
-    }
-    return zlib.compress(json.dumps(said).encode())
-
-
-STEPS, SCALES = ["a.py", 3, "p.add_(update)"], ["a.py", 2, "p.grad.div_(2)"]
-
-
-def test_ranks_that_write_other_parameters_are_told() -> None:
-    ranks = {rank: packed([[STEPS, {WRITTEN: names}]]) for rank, names in enumerate((["w", "v"], []))}
-    assert touched_by_ranks(ranks) == (
-        "Of the lines of this step, a.py:3 (`p.add_(update)`) writes v, w on rank 0 and none on rank 1."
-    )
-    assert touched_by_ranks({0: ranks[0], 1: ranks[0]}) == ""
-
-
-def test_lines_that_scale_otherwise_on_one_rank_are_told() -> None:
-    ranks = {
-        rank: packed([[SCALES, {CHANGED: ["w"]}]], (), ([SCALES, [factor]],)) for rank, factor in enumerate((0.5, 0.25))
-    }
-    line = "a.py:2 (`p.grad.div_(2)`) multiplies gradients by 0.5 on rank 0 and 0.25 on rank 1"
-    assert scaled_by_ranks(ranks) == f"Of the lines of this step, {line}."
-    assert scaled_by_ranks({0: ranks[0], 1: ranks[0]}) == ""
-
-
 def test_the_number_that_a_line_scales_by_is_measured(mine: ModuleType) -> None:
     weight = torch.arange(1.0, 9.0, requires_grad=True)
     data = ran(partial(mine.train, weight, 2), Ran(lambda: {id(weight): ref(weight)}), {id(weight): "w"})
     scaled = {touch.place: touch.scaled for touch in touched(data) if touch.scaled}
     assert list(scaled.values()) == [[2.0], [0.5]]
     assert "backward()" in next(iter(scaled))
-
-
-SCHEDULES = """
-def build(weight, rate):
-    optimizer = torch.optim.SGD([weight], 0.5)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    return optimizer
-
-def step(optimizer, weight, rate):
-    weight.grad = torch.ones(2)
-    optimizer.step()
-    if rate:
-        optimizer.param_groups[0]["lr"] = rate
-"""
-
-
-def _ran_with_rate(module: ModuleType, rate: float) -> list[Moment]:
-    """A build that sets a rate, and two steps, each of which sets 0.3 when it is over."""
-    weight, built = torch.zeros(2), list[torch.optim.Optimizer]()
-    record = Ran(lambda: {id(weight): ref(weight)})
-    build = ran(lambda: built.append(module.build(weight, rate)), record)
-    steps = [ran(lambda: module.step(built[0], weight, 0.3), record, {id(weight): "w"}) for _ in range(2)]
-    return [
-        Moment(replace(step(0), kind="build"), {0: build}),
-        *(Moment(step(at), {0: data}) for at, data in enumerate(steps)),
-    ]
-
-
-def test_lines_that_set_learning_rates_are_told(tmp_path: Path) -> None:
-    module = written(tmp_path, SCHEDULES)
-    ways = [_ran_with_rate(module, rate) for rate in (0.1, 0.2)]
-    rows = [way[0].ran[0] for way in ways]
-    assert [[touch.rated for touch in touched(row) if touch.rated] for row in rows] == [
-        [[["", "0.5", "0.1"]]], [[["", "0.5", "0.2"]]]
-    ]  # fmt: skip
-    names = "with n=1", "with n=2"
-    assert rates_set(ways[0][:2], ways[1][:2], names)[0] == (
-        "The learning rate that this step was made with was set last to 0.1 with n=1 by mine.py:5 "
-        '(`group["lr"] = rate`) in `build` and to 0.2 with n=2 by mine.py:5 (`group["lr"] = rate`) in `build`.'
-    )
-    assert rates_set(*ways, names) == ("", -1)
-    assert rates_set(ways[0][:2], ways[1], names)[0].endswith(
-        'to 0.3 with n=2 by mine.py:12 (`optimizer.param_groups[0]["lr"] = rate`) in step 0, behind mine.py:11 (`if '
-        "rate:`), which read `rate` = 0.3."
-    )
-    said = of_two_ways({0: rows[0]}, {0: rows[1]}, names, "of `build`")
-    assert '(`group["lr"] = rate`) sets the learning rate to 0.1 with n=1 and to 0.2 with n=2' in said
 
 
 def test_ranks_that_draw_from_other_seeds_are_told(mine: ModuleType) -> None:
@@ -323,34 +220,6 @@ def test_ranks_that_draw_from_other_seeds_are_told(mine: ModuleType) -> None:
         "(`torch.manual_seed(held.seed + epoch)`) has `held.seed`, which is 7 on rank 0 and 8 on rank 1."
     )
     assert drawn_by_ranks([Moment(step(0), {0: rows[0], 1: rows[0]})]) == ""
-
-
-def test_lines_that_leave_some_parameters_alone_or_touch_just_them_are_told() -> None:
-    data = packed([[SCALES, {CHANGED: ["w", "w"]}], [STEPS, {WRITTEN: ["w", "v"]}]])
-    assert left_alone(data, {"v"}) == (
-        "Of the lines of this step, on rank 0: a.py:2 (`p.grad.div_(2)`) changes the gradient of w; and not v."
-    )
-    assert left_alone(data, {"w"}) == ""
-    told = "a.py:2 (`p.grad.div_(2)`) changes the gradient of just those that are otherwise (w), twice"
-    assert (touch_alone(data, {"w"}, {"v"}), touch_alone(data, {"v"}, {"w"})) == ([told], [])
-
-
-def test_lines_that_leave_other_gradients_in_two_ways_are_told() -> None:
-    both, alone = (packed([[SCALES, {CHANGED: names}]]) for names in (["w", "v"], ["w"]))
-    line = "a.py:2 (`p.grad.div_(2)`) changes gradients, 2 with how=a and 1 with how=b (v)"
-    assert (
-        gradients_otherwise(both, alone, ("with how=a", "with how=b"))
-        == f"Of the lines of this step, on rank 0: {line}."
-    )
-    assert gradients_otherwise(both, both, ("with how=a", "with how=b")) == ""
-
-
-def test_lines_that_reduce_in_some_of_their_turns_are_told() -> None:
-    data = packed([[STEPS, {WRITTEN: ["w"]}]], ([SCALES, [1, 0, 0]],))
-    line = "a.py:2 (`p.grad.div_(2)`) takes part in 1, 0, 0 reductions, in turn"
-    assert unevenly_reduced(data) == f"Of the lines of this step, on rank 0: {line}."
-    assert unevenly_reduced(packed([], ([SCALES, [1, 1]],))) == ""
-    assert [touch.reduced for touch in touched(data)] == [(), [1, 0, 0]]
 
 
 def test_statements_that_decide_are_told(mine: ModuleType) -> None:
@@ -573,160 +442,3 @@ def test_parameters_that_are_not_alike_before_are_told_apart_from_what_lines_mak
     assert begin_apart(one, other)
     assert apart_in(one, same) is None
     assert of_two_ways(one, {0: ran(partial(mine.guarded, 1))}, ("here", "there")).count("runs") == 5
-
-
-CONDITIONS = """
-def kept(state, names):
-    found = {}
-    for name in names:
-        if name + ".bias" in state:
-            found[name] = state[name + ".bias"]
-    if "optimizer" in state:
-        found["optimizer"] = state["optimizer"]
-    return found
-
-def trains(weight, bound):
-    if weight.sum().item() > bound:
-        weight = weight * 0.5
-    return weight
-"""
-
-
-def test_conditions_of_a_save_that_never_hold_are_told(tmp_path: Path) -> None:
-    module, state = written(tmp_path, CONDITIONS), {"layer.bias": 1.0}
-    rows = [ran(partial(module.kept, state, names)) for names in (("base.layer", "head"), ("layer",))]
-    assert never_holds({0: rows[0]}, "save") == (
-        "In `save`, this never holds: mine.py:5 (`if name + \".bias\" in state:`), which read `name` = 'base.layer', "
-        "'head'; mine.py:7 (`if \"optimizer\" in state:`)."
-    )
-    assert "mine.py:5" not in never_holds({0: rows[1]}, "save")
-
-
-def test_what_an_if_decides_is_told(tmp_path: Path) -> None:
-    module, weight = written(tmp_path, CONDITIONS), torch.ones(2)
-    ways = [ran(partial(module.trains, weight, bound)) for bound in (Decimal(1), Decimal(9))]
-    said = of_two_ways({0: ways[0]}, {0: ways[1]}, ("with n=1", "with n=2"), moments=([], []))
-    assert "mine.py:13 (`weight = weight * 0.5`) runs with n=1 alone" in said
-    assert said.endswith("behind mine.py:12 (`if weight.sum().item() > bound:`), which holds with n=1 alone.")
-    told = apart_in({0: ways[0]}, {0: ways[1]})
-    assert told is not None
-    moments = tuple([Moment(step(1), {0: row})] for row in ways)
-    assert sentence(0, told[1], ("the run", "the other"), (moments[0], moments[1])).endswith(
-        "it holds in the run and not in the other, though what it reads is alike as far as it is looked at."
-    )
-
-
-SET_ELSEWHERE = """
-class Rows:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def scaled(self, index):
-        row = self.rows[index]
-        row *= 0.5
-        return row
-
-    def share(self, table):
-        if table:
-            return table[0]
-        return self.rows.shape[0] / 8
-
-def train(rows, indices, table):
-    share = rows.share(table)
-    total = 0.0
-    for index in indices:
-        total = rows.rows.sum() * share
-        rows.scaled(index)
-    return total
-"""
-
-
-def test_a_value_that_a_call_gave_is_followed_into_its_return(tmp_path: Path) -> None:
-    module = written(tmp_path, SET_ELSEWHERE)
-    ways = [of_step(partial(module.train, module.Rows(torch.ones(2, 2)), (0,), table)) for table in ([0.75], [])]
-    rows = [unpacked(way[0].ran[0]) for way in ways]
-    said = who_set(rows, ("mine.py", 20), "share", ("with n=1", "with n=2"), (ways[0], ways[1]))
-    assert said == (
-        " mine.py:17 (`share = rows.share(table)`) set it last in both, out of `table`, which is [0.75] in the run "
-        "with n=1 and [] in the run with n=2. mine.py:13 (`return table[0]`), which read `table[0]` = 0.75, gave it in "
-        "the run with n=1; mine.py:14 (`return self.rows.shape[0] / 8`) gave it in the run with n=2."
-    )
-
-
-def test_a_tensor_that_is_written_in_place_is_told_as_that(tmp_path: Path) -> None:
-    module = written(tmp_path, SET_ELSEWHERE)
-    rows, ran_of = module.Rows(torch.ones(2, 2)), Ran()
-    build = ran(partial(rows.__init__, torch.ones(2, 2)), ran_of)
-    data = ran(partial(module.train, rows, (0, 1), [1.0]), ran_of)
-    moments = [Moment(replace(step(0), kind="build"), {0: build}), Moment(step(0), {0: data})]
-    row = unpacked(data)
-    reads = [(at, told) for at, each in enumerate(row) for told in each.values if told.path == "rows.rows"]
-    setter = set_last(reads[-1][1], moments, 0, reads[-1][0])
-    assert setter is not None
-    assert setter.told() == (
-        "mine.py:4 (`self.rows = rows`) set it last, in `build`, and something has written into it since, as mine.py:8 "
-        "(`row *= 0.5`) may have done"
-    )
-    first = set_last(reads[0][1], moments, 0, reads[0][0])
-    assert first is not None
-    assert first.since == ""
-
-
-def of_step(call: Callable[[], Any]) -> list[Moment]:
-    """A step alone, with what ran in it."""
-    return [Moment(step(0), {0: ran(call)})]
-
-
-CLIPS = """
-def train(weight, parts, inside):
-    for _ in range(parts):
-        (weight * weight).sum().backward()
-        if inside:
-            weight.grad.mul_(0.5)
-    if not inside:
-        weight.grad.mul_(0.5)
-    with torch.no_grad():
-        weight.sub_(weight.grad)
-"""
-
-
-def test_gradients_that_are_changed_between_backwards_are_told(tmp_path: Path) -> None:
-    module, rows = written(tmp_path, CLIPS), list[bytes]()
-    for parts, inside in ((1, True), (3, True), (3, False)):
-        weight = torch.ones(8, requires_grad=True)
-        record = Ran(lambda weight=weight: {id(weight): ref(weight)})
-        rows.append(ran(partial(module.train, weight, parts, inside), record, {id(weight): "w"}))
-    names = "with parts=1", "with parts=3"
-    assert changed_between(rows[:2], names) == (
-        "Between the backwards of this step gradients are changed with parts=3 alone: mine.py:6 "
-        "(`weight.grad.mul_(0.5)`), twice. What comes later is added to what that leaves, so that it acts on sums that "
-        "are not whole."
-    )
-    assert changed_between([rows[0], rows[2]], names) == changed_between([None, rows[0]], names) == ""
-
-
-def test_conditions_that_hold_in_neither_way_are_told(tmp_path: Path) -> None:
-    module, weight = written(tmp_path, CONDITIONS), torch.ones(2)
-    rows = [{0: ran(partial(module.trains, weight, bound))} for bound in (Decimal(1), Decimal(9), Decimal(9))]
-    assert (
-        never_hold(rows[1:]) == "In neither way this holds in the step: mine.py:12 (`if weight.sum().item() > bound:`)."
-    )
-    assert never_hold(rows[:2]) == never_hold([{}, rows[1]]) == ""
-
-
-def test_a_line_that_writes_into_a_value_leaves_it_to_be_read(tmp_path: Path) -> None:
-    source = "def fills(part):\n    out = torch.zeros(2)\n    out[:1] = part\n    lost = part * 2\n    return out\n"
-    row = unpacked(ran(partial(written(tmp_path, source).fills, torch.ones(1))))
-    assert [read_by(row, ("mine.py", line)) for line in (3, 5)] == ["", ", which no other line reads"]
-
-
-def test_the_loop_that_ends_a_run_is_told(tmp_path: Path) -> None:
-    source = (
-        "def fits(epoch, most):\n    while (epoch < most):\n        epoch += 1\n    if epoch > 9:\n        epoch = 0\n"
-    )
-    module = written(tmp_path, source)
-    assert that_ended({0: ran(partial(module.fits, 2, 3))}) == (
-        " The last condition that did not hold: mine.py:3 (`while (epoch < most):`), which read `epoch` = 3 "
-        "and `most` = 3."
-    )
-    assert that_ended({}) == ""

@@ -6,14 +6,19 @@ whose wins, or that `load` raises an error.
 
 from __future__ import annotations
 
+import re
+
+from shardproof.diff import Difference
 from shardproof.program import FIT
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.described import REFUSE
-from shardproof.trainer.every_mesh import OF_A_RANK
+from shardproof.trainer.every_mesh import BESIDE, OF_A_RANK, OF_MODULES, Name
 from shardproof.trainer.judging import Judging
-from shardproof.trainer.rounding import PARAMS
+from shardproof.trainer.rounding import PARAMS, At
+from shardproof.trainer.saved_and_loaded import that_load
+from shardproof.trainer.telling import paragraphs
 from shardproof.verdict import Verdict
 
 
@@ -32,6 +37,10 @@ def altered(judging: Judging, session: Session) -> None:
         judging.not_compared(session.name, wording.NO_ALTERED_FIT)
         return
     own, other = judging.at(load - 1), judging.at(judging.loaded(resumed) - 1)
+    if found := _loaded_otherwise(judging, own, judging.at(judging.loaded(resumed)), load):
+        sentence = paragraphs(wording.loads_otherwise(found, axis), that_load(judging, load, found))
+        judging.add(session.name, found, sentence)
+        return
     changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
     if not changed:
         text = wording.nothing_altered(axis)
@@ -50,6 +59,28 @@ def altered(judging: Judging, session: Session) -> None:
     )
     notes = [wording.neither(neither, axis)] if neither else []
     judging.add(session.name, found, wording.of_altered(found, axis, wins), notes)
+
+
+def _loaded_otherwise(judging: Judging, own: At, kept: At, load: int) -> list[Difference]:
+    """What a load puts into modules, and beside their parameters, that is not what a load of a run with the same value
+    puts there: another value of a setting changes no weights. A tensor that is none of a module's has the number of its
+    place in a group for a name, which another order of groups changes, and is left out.
+
+    Args:
+        own: before the load. kept: after that of the run with the same value.
+    """
+    now, told = judging.at(load), list[Name]()
+    for key in sorted(kept.keys() & now.keys()):
+        alike = (kept[key].dtype, kept[key].shape) == (now[key].dtype, now[key].shape)
+        loaded = key[0] in OF_MODULES or (key[0] in BESIDE and now[key] != own.get(key))
+        if alike and loaded and key not in judging.transient and not _OF_PLACE.search(key[1]):
+            told.append(key)
+    found = judging.compare({key: kept[key] for key in told}, {key: now[key] for key in told}, load)
+    judging.looked_at = 0  # which is no comparison of settings
+    return found
+
+
+_OF_PLACE = re.compile(r"(^|\.)group[0-9]+\.[0-9]+$")
 
 
 def _refused(judging: Judging, session: Session) -> None:

@@ -31,10 +31,10 @@ from shardproof.trainer.given import (
     given_by_op,
     rows_by_op,
 )
-from shardproof.trainer.gradients import OfParameters, gradients_by_op
+from shardproof.trainer.gradients import GRADIENT, ZEROS, OfParameters, gradients_by_op
+from shardproof.trainer.lines import Moment, ran_by_op, unevenly_reduced
 from shardproof.trainer.lines import OfRanks as RanOfRanks
-from shardproof.trainer.lines import ran_by_op, unevenly_reduced
-from shardproof.trainer.lines_of_ranks import left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
+from shardproof.trainer.lines_of_ranks import drawn_by_ranks, left_alone, of_ranks, scaled_by_ranks, touched_by_ranks
 from shardproof.trainer.lines_of_state import that_ended
 from shardproof.trainer.measured import Call, OfStep, measured_by_op, model_calls_by_op
 from shardproof.trainer.mechanism import mechanism
@@ -53,7 +53,7 @@ from shardproof.trainer.shares import OfRanks as Shares
 from shardproof.trainer.shares import shares_by_op
 from shardproof.trainer.state_calls import OfRanks as CallsOfRanks
 from shardproof.trainer.state_calls import state_calls_by_op
-from shardproof.trainer.telling import paragraphs
+from shardproof.trainer.telling import one_or_many, paragraphs
 from shardproof.trainer.twin import Told
 from shardproof.verdict import Verdict
 
@@ -253,9 +253,28 @@ class Judging:
 
         def told() -> str:
             alone, uneven = (left_alone(ran[0], wrong), unevenly_reduced(ran[0])) if 0 in ran else ("", "")
-            return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, scaled_by_ranks(ran), uneven)
+            drawn = self._drawn_and_not_reduced(op, sorted(wrong)) if wrong else ""
+            return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, scaled_by_ranks(ran), uneven, drawn)
 
         return self.explained(told)
+
+    def _drawn_and_not_reduced(self, op: int, wrong: Sequence[str]) -> str:
+        """Of parameters that ranks have differently after a build: which lines of it draw otherwise on each rank, and
+        that nothing is reduced in the first step that may be a gradient of one."""
+        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        build, *later = (each for each in session.ops if each.index >= op)
+        if build.kind != "build":
+            return ""
+        step = next((each.index for each in later if each.kind == "step"), -1)
+        values, ranks = self.at(op), self.collectives.get(step, {})
+        sizes = {name: prod(values[PARAMS, name].shape) for name in wrong if (PARAMS, name) in values}
+        given = {name for name, word in self.gradients.get(step, {}).items() if word in (GRADIENT, ZEROS)}
+        alone = [name for name, size in sizes.items() if name in given and not_reduced(size, ranks)]
+        first = next((not_reduced(sizes[name], ranks) for name in alone), "")
+        gradients = (
+            f"Nor are gradients of {one_or_many(alone)} seen to be reduced in the first step. {first}" if alone else ""
+        )
+        return paragraphs(drawn_by_ranks([Moment(build, self.ran.get(op, {}))]), gradients)
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
         """What differs between two moments, as differences of operation `op`."""

@@ -275,6 +275,14 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {differ(found)}. {first_of(found)}"
 
 
+def loads_otherwise(found: Sequence[Difference], axis: str) -> str:
+    """A load by a run with another value of an axis that puts other weights into the model."""
+    return (
+        f"A run with another {axis} loads other weights or state than a run with the same one does: {differ(found)}. "
+        f"{first_of(found)} Where that is right, `transient` names what a load may leave as it likes."
+    )
+
+
 def takes_what_it_should_refuse(axis: str) -> str:
     """A load that is to raise an error, and does not."""
     return (

@@ -259,6 +259,13 @@ def test_the_setting_that_is_declared_to_win_wins(folder: Path, wins: str, comes
     assert (failed(found).keys() == {"altered lr"}) is (wins != comes_out)
 
 
+@pytest.mark.parametrize("name", [PARAM, MOMENT])
+def test_another_value_of_a_setting_changes_no_weights_and_no_moments(folder: Path, name: tuple[str, str]) -> None:
+    found = failed(judged(folder, only("altered lr", "load", name, plus)))
+    assert found.keys() == {"altered lr"}
+    assert found["altered lr"].startswith("A run with another lr loads other weights or state than a run with the same")
+
+
 def test_a_load_that_is_to_refuse_passes_by_its_error_and_fails_without_one(folder: Path) -> None:
     made = simulation(folder, wins="refuse")
     session = next(each for each in sessions_of(made.scenario) if each.name == "altered lr")

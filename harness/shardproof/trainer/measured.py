@@ -369,6 +369,10 @@ def _between(ranks: Mapping[int, OfStep]) -> str:
     if None in factors:
         return f"between the backward and the optimizer they are changed, and not by a number alone{length}"
     told = sorted(factor for factor in factors if factor is not None)
+    by_rank = {rank: _factors(step.gradients.values()) for rank, step in sorted(ranks.items()) if step.gradients}
+    if len(told) > 1 and len(by_rank) > 1 and all(len(own) == 1 for own in by_rank.values()):
+        each = (f"{factor:.5g} on rank {rank}" for rank, own in by_rank.items() for factor in own)
+        return f"between the backward and the optimizer all are multiplied by {', '.join(each)}{length}"
     if len(told) > 1:
         values = ", ".join(f"{factor:.5g}" for factor in told[: MOST_TOLD + 1])
         return (

@@ -163,6 +163,14 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
     ]
 
 
+def test_a_portrait_tells_a_factor_of_each_rank() -> None:
+    whole = [scaled(factor, sharded=False) for factor in (0.5, 0.25)]
+    told = portrait({0: step(whole[0], whole[0]), 1: step(whole[1], whole[1])}, {}, {}, {}, [])
+    assert "all are multiplied by 0.5 on rank 0, 0.25 on rank 1" in "; ".join(told)
+    mixed = portrait({0: step(*whole), 1: step(*whole)}, {}, {}, {}, [])
+    assert "some are multiplied by other numbers than others: 0.25, 0.5" in "; ".join(mixed)
+
+
 def run(clip: float, *, clears: bool) -> tuple[list[OfStep], list[Call]]:
     """Two steps of a linear model, as a rank records them."""
     torch.manual_seed(0)

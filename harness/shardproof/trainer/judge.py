@@ -77,7 +77,7 @@ from shardproof.trainer.other_mesh import on_another_mesh
 from shardproof.trainer.plain import left_behind, numbers_left_behind
 from shardproof.trainer.portrait import axes_of, end_of, portrayed
 from shardproof.trainer.rounding import PARAMS, At
-from shardproof.trainer.saved_and_loaded import that_left_out, that_load, that_set, whose
+from shardproof.trainer.saved_and_loaded import never_looked, that_left_out, that_load, that_set, whose
 from shardproof.trainer.second_resume import resumed_again
 from shardproof.trainer.telling import paragraphs
 from shardproof.trainer.trains import all_seen, trains
@@ -283,7 +283,7 @@ class Judge(Judging):
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data,
                               step=step.iteration if step else -1)  # fmt: skip
         if at_load and around.left_alone(found):
-            sentence = f"{sentence}{self._under_other_names(found)}"
+            sentence = f"{sentence}{'' if never_looked(self, resumed) else self._under_other_names(found)}"
         elif at_load:
             sentence = f"{sentence}{self._numbers_held(found)}"
         if data or (disagreed and not at_load) or self._parameters_apart():

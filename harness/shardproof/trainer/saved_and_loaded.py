@@ -12,7 +12,7 @@ from shardproof.trainer.lines import Moment
 from shardproof.trainer.lines_apart import wrote_before
 from shardproof.trainer.lines_of_state import never_holds, of_setting, that_assign, that_decide, that_seeds
 from shardproof.trainer.rounding import PARAMS
-from shardproof.trainer.state_calls import Calls, joined, no_longer_one, not_opened, whose_state
+from shardproof.trainer.state_calls import Calls, joined, no_longer_one, not_opened, opens_none, whose_state
 
 
 def that_set(judging: Judging, op: int, found: Sequence[Difference], what: str) -> str:
@@ -70,6 +70,12 @@ def _whose(judging: Judging, resumed: Session, found: Sequence[Difference], *, a
     seen = at_load and not judging.save_changes
     left = not_opened(load, judging.directory / f"checkpoint{FIRST}") if seen else ""
     return " ".join(filter(None, (told, *decide, left, *never)))
+
+
+def never_looked(judging: Judging, resumed: Session) -> bool:
+    """Whether a load is known to have opened none of the checkpoint's files."""
+    load = _calls(judging, resumed, resumed.ops[-1].index, "load")
+    return opens_none(load, judging.directory / f"checkpoint{FIRST}")
 
 
 def _calls(judging: Judging, session: Session, last: int, kind: str = "") -> Calls:

@@ -180,15 +180,28 @@ def no_longer_one(save: Calls, load: Calls) -> tuple[str, list[str]]:
 
 
 def not_opened(load: Calls, folder: Path) -> str:
-    """The files of a checkpoint that a load does not open; empty where it opens all or, as far as is known, none."""
+    """The files of a checkpoint that a load does not open; empty where it opens all, or where what it opens may be read
+    by code that is not Python's."""
     prefix = f"{folder.name}/"
     opened = {path.removeprefix(prefix) for path in load.opened if path.startswith(prefix)}
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in _NATIVE)
     left = [name for name in (str(path.relative_to(folder)) for path in files) if name not in opened]
-    if not opened or not left:
+    if not left or (not opened and not opens_none(load, folder)):
         return ""
     more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
+    if not opened:
+        return f"`load` opens none of the checkpoint's files, which are {', '.join(left[:MOST_FILES])}{more}."
     return f"Of the checkpoint's files `load` does not open {', '.join(left[:MOST_FILES])}{more}."
+
+
+def opens_none(load: Calls, folder: Path) -> bool:
+    """Whether a load is known to open no file of a checkpoint: all are such as Python's own code opens."""
+    opened = any(path.startswith(f"{folder.name}/") for path in load.opened)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return bool(load.paths and files) and not (opened or load.cut) and all(path.suffix in _OF_TORCH for path in files)
+
+
+_OF_TORCH = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".json", ".distcp")
 
 
 def _kind_of(difference: Difference) -> str:

@@ -84,6 +84,11 @@ def test_files_that_are_not_opened_are_named(tmp_path: Path) -> None:
     opened = frozenset({"checkpoint0/a.pt"})
     assert not_opened(Calls(opened=opened), folder) == "Of the checkpoint's files `load` does not open b.pt."
     assert not_opened(Calls(), folder) == ""
+    seen = Calls(paths={"model": 1})
+    assert not_opened(seen, folder) == "", "safetensors is read by code that is not Python's"
+    (folder / "c.safetensors").unlink()
+    assert not_opened(seen, folder) == "`load` opens none of the checkpoint's files, which are a.pt, b.pt."
+    assert not_opened(seen._replace(cut=True), folder) == ""
 
 
 class Wrapped(nn.Module):

@@ -87,7 +87,7 @@ def lines_of(
         written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
-        skipped = never_hold(step) if gradients else ""
+        skipped = never_hold((one, other), ways) if gradients or not first else ""
         return paragraphs(touched, scaled_by_ranks(step[1]), written, lines, skipped)
 
     of_backward = (

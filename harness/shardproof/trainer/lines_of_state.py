@@ -16,13 +16,15 @@ from shardproof.trainer.lines import (
     DECIDES,
     ENDS,
     WRITTEN,
+    Moment,
     OfRanks,
+    Statement,
     last_word,
     shown,
     touched,
     unpacked,
 )
-from shardproof.trainer.setters import with_values
+from shardproof.trainer.setters import set_last, with_values
 
 MOST_SETS = 4
 """Statements of a load that a sentence names."""
@@ -136,19 +138,53 @@ def that_seeds(ran: OfRanks, what: str) -> str:
     return f"In `{what}`, of random states: {'; '.join(lines[:MOST_SETS])}." if lines else ""
 
 
-def never_hold(ran: Sequence[OfRanks]) -> str:
-    """The conditions of a step that hold in neither of two ways, on the first rank, of which one may skip what scales a
-    loss or a gradient; empty where there is none.
+def never_hold(moments: Sequence[Sequence[Moment]], names: Sequence[str]) -> str:
+    """The conditions of a step that hold in neither of two ways, on the first rank, of which one may skip what scales
+    or reduces a gradient, and who set the flag that one reads; of those that one way alone comes to, the ones that read a
+    flag. Empty where there is none.
 
     Args:
-        ran: what ran in the step, in both ways.
+        moments: the operations of both ways until the step, which is the last. names: of the ways.
     """
-    rows = [unpacked(way[min(way)]) if way else () for way in ran]
-    decided = [[(each.shown(), each.values[0].text) for each in row if each.kind == DECIDES] for row in rows]
-    failed = [dict.fromkeys(line for line, holds in own if holds == "False") for own in decided]
-    held = {line for own in decided for line, holds in own if holds == "True"}
-    lines = [line for line in failed[0] if all(line in own for own in failed) and line not in held]
-    return f"In neither way this holds in the step: {'; '.join(lines[:MOST_SETS])}." if lines else ""
+    ways = [_failing(own) for own in moments]
+    both = [line for line in ways[0] if ways[0][line] is not None and ways[1].get(line) is not None]
+    told = [f"{line}{ways[0][line] or ways[1][line]}" for line in both]
+    for own, other, name in zip(ways, ways[::-1], names, strict=True):
+        alone = ((line, flag) for line, flag in own.items() if flag and line not in other)
+        told += [f"{line}, to which a run comes {name} alone{flag}" for line, flag in alone]
+    return f"In neither way this holds in the step: {'; '.join(told[:MOST_SETS])}." if told else ""
+
+
+def _failing(moments: Sequence[Moment]) -> dict[str, str | None]:
+    """What is said of the flag that each condition of the last operation reads, on the first rank; None of one that
+    holds sometimes."""
+    ran = moments[-1].ran if moments else {}
+    rank = min(ran, default=0)
+    row = unpacked(ran[rank]) if ran else ()
+    found: dict[str, str | None] = {}
+    for at, statement in enumerate(row):
+        if statement.kind != DECIDES:
+            continue
+        line = statement.shown()
+        if statement.values[0].text == "True" or found.get(line, "") is None:
+            found[line] = None
+        elif line not in found:
+            found[line] = _flag(statement, moments, rank, at)
+    return found
+
+
+def _flag(decided: Statement, moments: Sequence[Moment], rank: int, number: int) -> str:
+    """Which flag a condition reads that is False, and who set it, with a comma in front; empty where it reads none.
+
+    Args:
+        number: the place of the condition in the last operation.
+    """
+    row = unpacked(moments[-1].ran[rank])
+    begins = (decided.file, decided.line, BEGINS)
+    at = next((at for at in range(number, -1, -1) if row[at].place == begins), -1)
+    flag = next((told for told in row[at].values if told.text == "False" and not told.path.startswith(BEHIND)), None)
+    setter = set_last(flag, moments, rank, at) if at >= 0 and flag else None
+    return f", where `{flag.path}` is False, and {setter.told()}" if flag and setter else ""
 
 
 def that_ended(ran: OfRanks) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from line_cases import of_step, ran, step, written
@@ -119,11 +120,43 @@ def test_a_tensor_that_is_written_in_place_is_told_as_that(tmp_path: Path) -> No
 
 def test_conditions_that_hold_in_neither_way_are_told(tmp_path: Path) -> None:
     module, weight = written(tmp_path, CONDITIONS), torch.ones(2)
-    rows = [{0: ran(partial(module.trains, weight, bound))} for bound in (Decimal(1), Decimal(9), Decimal(9))]
-    assert (
-        never_hold(rows[1:]) == "In neither way this holds in the step: mine.py:12 (`if weight.sum().item() > bound:`)."
+    ways = [of_step(partial(module.trains, weight, bound)) for bound in (Decimal(1), Decimal(9), Decimal(9))]
+    names = "with n=1", "with n=2"
+    line = "mine.py:12 (`if weight.sum().item() > bound:`)"
+    assert never_hold(ways[1:], names) == f"In neither way this holds in the step: {line}."
+    assert never_hold(ways[:2], names) == never_hold([[], ways[1]], names) == ""
+
+
+FLAGS = """
+class Engine:
+    def __init__(self, reduces):
+        self.reduces, self.last = reduces, True
+
+    def backward(self):
+        self.last = False
+
+    def step(self):
+        if self.reduces:
+            if self.last:
+                pass
+"""
+
+
+def test_who_set_the_flag_of_a_condition_is_told(tmp_path: Path) -> None:
+    module = written(tmp_path, FLAGS)
+
+    def steps(engine: Any) -> None:
+        engine.backward()
+        engine.step()
+
+    ways = [of_step(partial(steps, module.Engine(reduces))) for reduces in (True, True, False)]
+    names = "with n=1", "with n=2"
+    flag = "where `self.last` is False, and mine.py:7 (`self.last = False`) set it last, in this step"
+    assert never_hold(ways[:2], names).endswith(f": mine.py:11 (`if self.last:`), {flag}.")
+    assert never_hold(ways[1:], names) == (
+        "In neither way this holds in the step: mine.py:11 (`if self.last:`), to which a run comes with n=1 alone, "
+        f"{flag}."
     )
-    assert never_hold(rows[:2]) == never_hold([{}, rows[1]]) == ""
 
 
 def test_a_line_that_writes_into_a_value_leaves_it_to_be_read(tmp_path: Path) -> None:

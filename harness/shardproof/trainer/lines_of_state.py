@@ -140,8 +140,8 @@ def that_seeds(ran: OfRanks, what: str) -> str:
 
 def never_hold(moments: Sequence[Sequence[Moment]], names: Sequence[str]) -> str:
     """The conditions of a step that hold in neither of two ways, on the first rank, of which one may skip what scales
-    or reduces a gradient, and who set the flag that one reads; of those that one way alone comes to, the ones that read a
-    flag. Empty where there is none.
+    or reduces a gradient, and who set the flag that one reads; of those that one way alone comes to, the ones that read
+    a flag. Empty where there is none.
 
     Args:
         moments: the operations of both ways until the step, which is the last. names: of the ways.

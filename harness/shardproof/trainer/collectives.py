@@ -104,7 +104,15 @@ def not_reduced(numbers: int, ranks: Mapping[int, OfRank]) -> str:
 
 def reduced(own: OfRank) -> str:
     """What a rank reduces in a step, in a few words; empty where it is nothing."""
-    found = _reductions(own)
+    return _told(_reductions(own))
+
+
+def gathered(own: OfRank) -> str:
+    """What a rank gathers from others in a step, in a few words; empty where it is nothing."""
+    return _told({key: seen for key, seen in own.items() if "gather" in key[0]})
+
+
+def _told(found: OfRank) -> str:
     told = [
         f"{_called(key)} in {STORAGE_DTYPE.get(f'{seen.dtype}Storage', seen.dtype)}, {times(seen.often)}"
         for key, seen in found.items()

@@ -17,7 +17,7 @@ from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import GIVEN, MEASURED
-from shardproof.trainer.collectives import OfRank, reduced
+from shardproof.trainer.collectives import OfRank, gathered, reduced
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.scaled import NEAR
 from shardproof.trainer.telling import one_or_many, times
@@ -295,6 +295,7 @@ def portrait(
     lines.append(f"order: {_in_order(first)}{f' on rank 0, while one steps on {others}' if others else ''}")
     lines.append(f"gradients: {_of_gradients(ranks, others)}")
     lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
+    lines += [f"gathered: {told}" for told in [gathered(collectives.get(0, {}))] if told]
     lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]

@@ -148,7 +148,7 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
     before = {**parameter, **dict(rows)}
     ranks = {0: step(scaled(0.5)), 1: step(scaled(0.5, squares=5.0))}
     calls = {0: [Call(("a", "b"), (0.5, 0.5), False)]}
-    seen = {0: {("all_reduce", 6, (0, 1)): Seen(1, "", "BFloat16")}}
+    seen = {0: {(kind, 6, (0, 1)): Seen(1, "", "BFloat16") for kind in ("all_reduce", "all_gather", "broadcast")}}
     assert rates_told(before) == rates_at(step(), before) == "0.1"
     assert rates_at(OfStep(1, {}, {}, (), (), (0.5, 0.25, 0.5, None)), before) == "0.5 and 0.25"
     assert portrait(ranks, calls, seen, before, ["0.1", "0.2"]) == [
@@ -158,6 +158,7 @@ def test_a_portrait_has_the_norm_the_decay_and_the_rates() -> None:
         "gradients: between the backward and the optimizer all are multiplied by 0.5; their norm is 3, and 1.5 when "
         "the optimizer steps",
         "reduced: all_reduce of 6 numbers among ranks 0, 1 in bf16, once",
+        "gathered: all_gather of 6 numbers among ranks 0, 1 in bf16, once",
         "lr: 0.1, 0.2 in steps 0 to 1",
         "weight_decay: 0.01 for 2 parameters, 1 of them vectors (b)",
     ]

@@ -29,7 +29,7 @@ BACKWARD = "backward"
 
 STEP = "step"
 
-REDUCED, LINE = "reduced", "line"
+REDUCED, GATHERED, LINE = "reduced", "gathered", "line"
 """What lines of a portrait begin with that tell what is reduced over ranks, and what a statement does."""
 
 
@@ -295,7 +295,7 @@ def portrait(
     lines.append(f"order: {_in_order(first)}{f' on rank 0, while one steps on {others}' if others else ''}")
     lines.append(f"gradients: {_of_gradients(ranks, others)}")
     lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
-    lines += [f"gathered: {told}" for told in [gathered(collectives.get(0, {}))] if told]
+    lines += [f"{GATHERED}: {told}" for told in [gathered(collectives.get(0, {}))] if told]
     lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]

@@ -10,7 +10,7 @@ from shardproof.trainer.axes_read import axis_read
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.lines import BUFFERS, CHANGED, CLEARED, MADE, WRITTEN, Moment, Touch, reductions_told, touched
-from shardproof.trainer.measured import LINE, NOTHING, REDUCED, portrait, rates_at
+from shardproof.trainer.measured import GATHERED, LINE, NOTHING, REDUCED, portrait, rates_at
 from shardproof.trainer.rounding import PARAMS
 from shardproof.trainer.telling import times
 
@@ -68,7 +68,7 @@ def side_by_side(judging: Judging, session: Session, ops: tuple[int, int], names
         return ""
     one, other = _lines(judging, session, ops[0]), _lines(judging, judging.whole, ops[1])
     apart = [
-        [line for line in own if line not in its and not line.startswith(REDUCED)]
+        [line for line in own if line not in its and not line.startswith((REDUCED, GATHERED))]
         for own, its in ((one, other), (other, one))
     ]
     if not all(apart):

@@ -15,7 +15,7 @@ from shardproof.trainer.arms import ENDS, MEASURED, READS, TRAINS
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.described import Described
 from shardproof.trainer.epochs import later_program
-from shardproof.trainer.measured import REDUCED
+from shardproof.trainer.measured import GATHERED, REDUCED
 from shardproof.trainer.unsteady import compared
 from shardproof.trainer.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
@@ -116,7 +116,7 @@ def _portrait(results: Sequence[Result]) -> list[str]:
     for result, (at, lines) in others:
         where = cell_text(result.scenario) if at == step else f"{at} of {cell_text(result.scenario)}"
         for line in lines:
-            if line not in first and not line.startswith(REDUCED):
+            if line not in first and not line.startswith((REDUCED, GATHERED)):
                 otherwise.setdefault(line, []).append(where)
     told = [f"  {line}  ({cells[0]}{f' and {len(cells) - 1} more' if len(cells) > 1 else ''})"
             for line, cells in otherwise.items()]  # fmt: skip

@@ -168,7 +168,9 @@ def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
         places = {one.key.fqn.rpartition(".")[2] for one in found}
         told = places - DERIVED and {one.key.role for one in found}
         again = next((text for role, text in STARTS_AGAIN.items() if told == {role}), "")
-        restored = f"`load` does not restore {_in_order(found)}; what is there is a fresh trainer's."
+        none = all(one.kind == "missing" for one in found)
+        there = "as in a fresh trainer, nothing is there" if none else "what is there is a fresh trainer's"
+        restored = f"`load` does not restore {_in_order(found)}; {there}."
         return f"{again}: {restored} {first_of(found)}" if again else f"{restored} {first_of(found)}"
     be = "is" if len(_names(found)) == 1 else "are"
     of_params = any(one.key.role == "param" for one in found)

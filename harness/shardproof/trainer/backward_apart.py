@@ -20,14 +20,17 @@ Ranks = Mapping[int, OfStep]
 
 
 def backward_apart(
-    one: Ranks, other: Ranks, names: tuple[str, str], counts: Mapping[str, int], near: float = NEAR
-) -> str:
+    one: Ranks, other: Ranks, names: tuple[str, str], counts: Mapping[str, int], near: float = NEAR, *,
+    reshaped: int = 0, common: bool = False,
+) -> str:  # fmt: skip
     """A sentence on the gradients of a step, before which both ways have the same parameters; empty where they are
     alike, or where nothing was measured.
 
     Args:
         one, other: what each rank did in the step. names: of the ways. counts: what there is so and so often in the
-            step of the second, which a factor may be. near: up to which share lengths count as alike.
+            step of the second, which a factor may be. near: up to which share lengths count as alike. reshaped: how
+            many parameters were left out, since they have another shape in either way. common: whether only one factor
+            of all gradients is told; where each has another, a rank may have its own ones, which are reduced later.
     """
     lengths = [(_lengths(one, after=after), _lengths(other, after=after)) for after in (True, False)]
     factors = [{name: its[name] / mine[name] for name in mine if mine[name] and its.get(name)} for mine, its in lengths]
@@ -47,8 +50,14 @@ def backward_apart(
     times = f"{factor:.4g} times as long as with {names[0]}{_count(factor, counts, near)}" if factor else (
         f"of another length than with {names[0]} ({_each(left, apart)})"
     )  # fmt: skip
+    if common and factor is None:
+        return ""
     if len(apart) == len(left):
-        return f"The backward leaves every gradient with {names[1]} {times}."
+        every = len(left) == len({name for way in (one, other) for step in way.values() for name in step.gradients})
+        which = (
+            "every gradient" if every and not reshaped else f"the {len(left)} gradients that can be held side by side"
+        )
+        return f"The backward leaves {which} with {names[1]} {times}."
     which = ", ".join(apart[:MOST_TOLD]) + (f" and {len(apart) - MOST_TOLD} more" if len(apart) > MOST_TOLD else "")
     return (
         f"The backward leaves with {names[1]} the gradients of {len(apart)} of {len(left)} parameters {times}: "

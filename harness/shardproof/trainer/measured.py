@@ -353,6 +353,8 @@ def _loss(ranks: Mapping[int, Sequence[Call]]) -> str:
     weights = {rank: [weight for call in own for weight in call.weights] for rank, own in sorted(ranks.items()) if own}
     if not weights or not all(call.weights for own in ranks.values() for call in own):
         return ""
+    if any(abs(sum(own)) <= NEAR * sum(map(abs, own)) for own in weights.values()):
+        return ""  # such as advantages, which come to zero
     each = {rank: f"{_targets(len(own))} of rank {rank} by {sum(own):.4g}" for rank, own in weights.items()}
     if len({text.partition(" of rank ")[0] for text in each.values()}) > 1:
         return f"a cross-entropy, which weighs in all {', '.join([*each.values()][: MOST_TOLD + 1])}"

@@ -119,7 +119,7 @@ def alike(judging: Judging, session: Session) -> None:
     first_step = next((op for op in session.ops if op.kind == "step"), None)
     if first_step and not wrong:
         ops = first_step.index, moments["step", first_step.iteration]
-        hidden = _backward(judging, ops, (one, other), HALF if half else NEAR)
+        hidden = _backward(judging, ops, (one, other), HALF if half else NEAR, common=True)
         notes += [f"equal, and yet: {hidden} {RIGHT_OF_A_SCALE}"] if hidden else []
     told = ""
     if wrong and (begins := _begin_apart(judging, session, apart, (one, other), wrong)):
@@ -277,13 +277,19 @@ def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Dif
     return any(each.key.role == PARAMS for each in wrong)
 
 
-def _backward(judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float) -> str:
-    """Which gradients the backward leaves otherwise. ops: as in `_how_often`. near: what counts as rounding."""
+def _backward(
+    judging: Judging, ops: tuple[int, int], names: tuple[str, str], near: float, *, common: bool = False
+) -> str:
+    """Which gradients the backward leaves otherwise. ops: as in `_how_often`. near: what counts as rounding. common: as
+    in `backward_apart`."""
     reshaped = _reshaped(judging, ops)
     one, other = (without_names(judging.measured.get(op, {}), reshaped) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
     calls = [judging.model_calls.get(op, {}) for op in ops]
-    told = (backward_apart(one, other, names, counts, near), averaged_apart(one, other, calls, near))
+    told = (
+        backward_apart(one, other, names, counts, near, reshaped=len(reshaped), common=common),
+        averaged_apart(one, other, calls, near),
+    )
     return " ".join(filter(None, told))
 
 

@@ -110,3 +110,12 @@ def test_an_average_over_ranks_of_shares_of_one_whole_is_told() -> None:
     assert averaged_apart(one, two, [calls(2.0), calls(2.0, 2.0)]) == ""
     assert averaged_apart(one, two, [{0: []}, {0: [], 1: []}]) == averaged_apart({}, {}, [{}, {}]) == ""
     assert averaged_apart(one, {0: step((2, 2))}, [calls(2.0), calls(2.0)]) == ""
+
+
+def test_each_length_of_its_own_is_no_common_factor() -> None:
+    one, other = {0: step((1, 1), (2, 2))}, {0: step((3, 1), (4, 1))}
+    assert backward_apart(one, other, WAYS, {}, common=True) == ""
+    twice = {0: step((2, 1), (4, 1))}
+    assert backward_apart(one, twice, WAYS, {}, common=True).startswith("The backward leaves every gradient with")
+    told = backward_apart(one, twice, WAYS, {}, reshaped=1)
+    assert told.startswith("The backward leaves the 2 gradients that can be held side by side with")

@@ -54,9 +54,8 @@ def backward_apart(
         return ""
     if len(apart) == len(left):
         every = len(left) == len({name for way in (one, other) for step in way.values() for name in step.gradients})
-        which = (
-            "every gradient" if every and not reshaped else f"the {len(left)} gradients that can be held side by side"
-        )
+        several = f"the {len(left)} gradients" if len(left) > 1 else f"the gradient of {apart[0]}, the only one"
+        which = "every gradient" if every and not reshaped else f"{several} that can be held side by side,"
         return f"The backward leaves {which} with {names[1]} {times}."
     which = ", ".join(apart[:MOST_TOLD]) + (f" and {len(apart) - MOST_TOLD} more" if len(apart) > MOST_TOLD else "")
     return (

@@ -23,6 +23,7 @@ from shardproof.trainer.held import (
     close_to,
     held,
     held_in_pieces,
+    is_sum_of_ranks,
     numbers_of,
     scale_of,
 )
@@ -42,6 +43,7 @@ from shardproof.trainer.lines import (
     shown,
     unpacked,
 )
+from shardproof.trainer.nested import within
 from shardproof.trainer.rows_apart import rows_apart
 
 MOST_BEHIND, MOST_LOOKED_AT = 3, 20
@@ -51,13 +53,18 @@ MOST_ALIKE = 3
 """Values that a sentence names which both ways have alike."""
 
 
+NOBODY = "", 0
+
+
 class _Site(NamedTuple):
-    """Where a value is read or made: file, line, kind and path."""
+    """Where a value is read or made: file, line, kind and path. caller: file and line of the statement that made the
+    call, where both ways make it from the same several places; empty and 0 of all others."""
 
     file: str
     line: int
     kind: int
     path: str
+    caller: tuple[str, int] = NOBODY
 
 
 _Way = Mapping[_Site, Values]
@@ -103,7 +110,7 @@ def first_apart(
     """
     if any(is_cut(data) for way in (one, other) for data in way.values()):
         return "", None
-    ways = _seen(one), _seen(other)
+    ways = _seen_by_callers(one, other)
     every = _apart(*ways, near, frozenset(leave))
     found = next(every, None)
     if found is None:
@@ -216,7 +223,7 @@ def _made_alone(way: _Way, there: Collection[tuple[str, int]]) -> dict[str, _Sit
 def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tuple[str, tuple[Values, Values]]]:
     for read, values in one.items():
         its = other.get(read)
-        same = (read.file, read.line, read.kind) == (site.file, site.line, BEGINS) and read.path != site.path
+        same = read._replace(path="") == site._replace(path="", kind=BEGINS) and read.path != site.path
         if same and its is not None and held(values, its, near):
             yield read.path, (values, its)
 
@@ -224,22 +231,56 @@ def _read_alike(site: _Site, one: _Way, other: _Way, near: float) -> Iterator[tu
 def _seen(ran: OfRanks) -> dict[_Site, Values]:
     """The tensors that statements read and made, in order; of a value that a statement adds to, what it added. Nothing
     of a path under which there was one that nobody knows."""
-    return _seen_once(tuple(sorted(ran.items())))
+    return _seen_once(tuple(sorted(ran.items())), frozenset())
+
+
+def _seen_by_callers(one: OfRanks, other: OfRanks) -> tuple[_Way, _Way]:
+    """The same of both ways, where a function that both call from the same several places, as a helper, is told apart
+    by these: the first time that it is called says nothing of the others."""
+    ran = [tuple(sorted(way.items())) for way in (one, other)]
+    callers = [*map(_callers, ran)]
+    several = frozenset(place for place, own in callers[0].items() if len(own) > 1 and own == callers[1].get(place))
+    return _seen_once(ran[0], several), _seen_once(ran[1], several)
+
+
+_Ran = tuple[tuple[int, bytes], ...]
 
 
 @lru_cache(maxsize=8)
-def _seen_once(ran: tuple[tuple[int, bytes], ...]) -> dict[_Site, Values]:
-    """The same of ranks in order, for what looks at both ways of a step several times."""
+def _callers(ran: _Ran) -> Mapping[tuple[str, int], Collection[tuple[str, int]]]:
+    """File and line of the statements that ran → those of the statements that called the functions which hold them."""
+    found: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for _, data in ran:
+        row = unpacked(data)
+        for each, where in zip(row, within(data), strict=True):
+            found.setdefault((each.file, each.line), set()).add(_place_of(row, where.caller))
+    return found
+
+
+def _place_of(row: Sequence[Statement], at: int) -> tuple[str, int]:
+    return (row[at].file, row[at].line) if at >= 0 else NOBODY
+
+
+@lru_cache(maxsize=8)
+def _seen_once(ran: _Ran, several: frozenset[tuple[str, int]]) -> dict[_Site, Values]:
+    """The same of ranks in order, for what looks at both ways of a step several times.
+
+    Args:
+        several: file and line of the statements that are told apart by who called.
+    """
     found: dict[_Site, Values] = {}
     unknown = set[_Site]()
     for rank, data in ran:
         outlines = outlines_of(data)
         read, before = dict[tuple[str, int, str, int], Outline](), dict[_Site, str]()
-        for statement in unpacked(data):
+        row, inside = unpacked(data), within(data) if several else ()
+        for at, statement in enumerate(row):
+            apart = (statement.file, statement.line) in several
+            caller = _place_of(row, inside[at].caller) if apart else NOBODY
             for told in statement.values if statement.kind in (BEGINS, ENDS) and statement.file else ():
                 if told.path.startswith(BEHIND) or (told.is_plain and not told.text.startswith(TENSOR)):
                     continue
-                site = _Site(statement.file, statement.line, statement.kind, told.path)
+                site = _Site(statement.file, statement.line, statement.kind, told.path, caller)
                 outline = outlines.get(told.text) or outline_of_number(told.text)
                 added_to = (site.file, site.line, site.path, told.owner)
                 if outline is not None and statement.kind == BEGINS and _adds(statement.text, told.path):
@@ -299,10 +340,12 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     else:
         where = f"{one.statement.shown()} {verb} it {names[0]} and {other.statement.shown()} {names[1]}"
     told = [f"`{path}`{_longer(both, names)}" for path, both in [*alike.items()][:MOST_ALIKE]]
-    fewer = any(_rows_of(mine) != _rows_of(its) and not held_in_pieces(mine, its, near) for mine, its in alike.values())
+    fewer = any(_rows_of(mine) != _rows_of(its) and not held_in_pieces(mine, its, near)
+                and not is_sum_of_ranks(mine, its, near) for mine, its in alike.values())  # fmt: skip
     reach = " as far as the fewer rows go" * fewer
     out = f" out of what is alike{reach}, {' and '.join(told)}" if told and site.kind == ENDS else ""
     out = f", reading {plain}" if plain else out
+    where += f", called by {':'.join(map(str, site.caller))}" if site.caller != NOBODY else ""
     how = f"{_how(one.outlines, other.outlines, names, near)}{rows}"
     what = f"the first tensor of your own lines that is not alike, over all calls and ranks of {when}{how}"
     if site.path.startswith(RESULT) and one.statement.shown() == other.statement.shown():
@@ -344,6 +387,8 @@ def _trail(first: _Apart, others: Iterator[_Apart], names: tuple[str, str], near
 def _longer(both: tuple[Values, Values], names: tuple[str, str]) -> str:
     """That a value that is alike has more rows, or longer ones, in one way, in brackets; empty where it has not."""
     rows = [*map(_rows_of, both)]
+    if is_sum_of_ranks(*both, CLOSE):
+        return " (as the sum over ranks)"
     if rows[0] != rows[1] and held_in_pieces(*both, CLOSE):
         return f" (each of its rows in {max(rows) // min(rows)} pieces {names[rows[1] > rows[0]]})"
     if rows[0] != rows[1]:

@@ -71,6 +71,16 @@ def held(mine: Values, its: Values, near: float) -> bool | None:
     return False if sum(each.size for each in ways[0]) == sum(each.size for each in ways[1]) else None
 
 
+def is_sum_of_ranks(mine: Values, its: Values, near: float) -> bool:
+    """Whether a value of one rank is the sum of those that several ranks have of it last in the other way, which are
+    not all the same."""
+    few, many = sorted((numbers_of(way.last.values()) for way in (mine, its)), key=len)
+    if len(few) != 1 or len(many) < 2 or len({each.shape for each in (*few, *many)}) != 1:
+        return False
+    close = partial(close_to, near=near, scale=scale_of([*few, *many]))
+    return bool(close(few[0], np.sum(many, axis=0)).all()) and not all(close(many[0], each).all() for each in many)
+
+
 def of_rows(values: Values) -> Values:
     """The same values, of which the sums of rows alone are known."""
     last = {rank: each.of_rows for rank, each in values.last.items()}

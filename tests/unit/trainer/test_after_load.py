@@ -80,7 +80,8 @@ def test_a_rate_is_named_beside_an_optimizer_that_starts_again() -> None:
 def test_a_setting_that_is_missing_before_and_after_is_not_restored() -> None:
     after = state(param="float 3.0", moment="float 2.0")
     assert told(SAVED, state(param="float 0.5"), after) == (
-        "`load` does not restore setting group0.step; as in a fresh trainer, nothing is there. setting group0.step is not "
+        "`load` does not restore setting group0.step; as in a fresh trainer, nothing is there. setting group0.step is "
+        "not "
         "there."
     )
 

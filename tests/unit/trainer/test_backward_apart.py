@@ -118,4 +118,4 @@ def test_each_length_of_its_own_is_no_common_factor() -> None:
     twice = {0: step((2, 1), (4, 1))}
     assert backward_apart(one, twice, WAYS, {}, common=True).startswith("The backward leaves every gradient with")
     told = backward_apart(one, twice, WAYS, {}, reshaped=1)
-    assert told.startswith("The backward leaves the 2 gradients that can be held side by side with")
+    assert told.startswith("The backward leaves the 2 gradients that can be held side by side, with")

@@ -19,7 +19,8 @@ from shardproof.scenario import Mesh
 from shardproof.trainer import first_apart as module
 from shardproof.trainer import lines
 from shardproof.trainer.first_apart import value_alike
-from shardproof.trainer.lines import BUFFERS, RESULT, Moment, not_held, touched, unpacked
+from shardproof.trainer.held import CLOSE, Values, is_sum_of_ranks
+from shardproof.trainer.lines import BUFFERS, RESULT, Moment, Outline, not_held, touched, unpacked
 from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
 from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank import ran as rank_ran
@@ -124,6 +125,18 @@ def builds(module, zeroed):
     if zeroed:
         module.mean = torch.zeros(2)
     module.count = torch.ones(1)
+"""
+
+HELPED = """
+def doubled(value):
+    made = value * 2.0
+    return made
+
+def layer(rows, pieces, wrong):
+    low = doubled(rows)
+    for piece in low.chunk(pieces):
+        mid = piece + (1.0 if wrong else 0.0)
+        out = doubled(mid)
 """
 
 ONE, OTHER = "with parts=1", "with parts=2"
@@ -372,3 +385,28 @@ def test_what_is_beyond_a_limit_is_told_not_to_be_held(tmp_path: Path, monkeypat
     monkeypatch.setattr(lines, "MOST_OUTLINES", 4)
     assert not_held({0: ran(lambda: mine.many(3))}) == ""
     assert not_held({0: ran(lambda: mine.many(9))}).startswith("Lines read and made more than 4 tensors in this step")
+
+
+def test_the_calls_of_a_helper_are_told_apart_by_who_calls(tmp_path: Path) -> None:
+    """What a helper made for its second caller is no cause of what was made before that call."""
+    mine = written(tmp_path, HELPED)
+    one, other = ({0: ran(partial(mine.layer, ROWS, 1, wrong))} for wrong in (False, True))
+    told = module.first_apart(one, other, (ONE, OTHER))[0]
+    assert told.startswith(f"`mid`{FIRST}")
+    assert "Behind it follow `made`" in told
+
+
+def test_a_sum_over_ranks_is_called_one() -> None:
+    whole, parts = outline([[3.0, 5.0]]), [outline([[1.0, 2.0]]), outline([[2.0, 3.0]])]
+    statement = SimpleNamespace()
+    mine = Values(statement, [whole], {0: whole})  # type: ignore[arg-type]
+    its = Values(statement, parts, dict(enumerate(parts)))  # type: ignore[arg-type]
+    assert is_sum_of_ranks(mine, its, CLOSE)
+    assert not is_sum_of_ranks(mine, mine, CLOSE)
+    same = Values(statement, [whole, whole], {0: whole, 1: whole})  # type: ignore[arg-type]
+    assert not is_sum_of_ranks(mine, same, CLOSE), "each rank has the whole"
+
+
+def outline(rows: list[list[float]]) -> Outline:
+    numbers = np.array(rows, np.float32)
+    return Outline(numbers.shape, numbers)

@@ -30,6 +30,7 @@ from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.nested import handed_over
 from shardproof.trainer.rates_set import rates_set
 from shardproof.trainer.rounding import HALF, PARAMS
+from shardproof.trainer.run_again import run_again
 from shardproof.trainer.setters import handed_apart, who_set_read
 from shardproof.trainer.telling import paragraphs
 
@@ -78,7 +79,7 @@ def lines_of(
             told += f" As to `{where.plain}`:{who}" if who else ""
         elif where and not where.place:
             told += who_set_read(rows, where.places, ways, (one, other))
-        return told
+        return told + (run_again(step, where.places, ways) if where else "")
 
     first = judging.explained(of_first)
 

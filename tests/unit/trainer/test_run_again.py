@@ -34,8 +34,8 @@ def test_what_a_backward_runs_again_is_told(tmp_path: Path) -> None:
     ways = [{0: ran(partial(mine.step, mine.Layer(), torch.ones(2), on))} for on in (False, True)]
     place = next(("mine.py", at + 2) for at, line in enumerate(SOURCE.split("\n")[1:]) if "self.count.add_" in line)
     assert run_again(ways, [place, place], NAMES) == (
-        " Of the 4 times that it runs with recompute=on, it runs twice inside of mine.py:17 (`out.sum().backward()`), as "
-        "where a backward computes a forward again: what it adds to counts that once more."
+        " Of the 4 times that it runs with recompute=on, it runs twice inside of mine.py:16 (`out.sum().backward()`), "
+        "as where a backward computes a forward again: what it adds to counts that once more."
     )
     assert run_again([ways[0], ways[0]], [place, place], NAMES) == ""
     assert run_again([{}, {}], [place, place], NAMES) == ""

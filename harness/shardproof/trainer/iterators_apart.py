@@ -63,7 +63,7 @@ def done_again(
 
 
 def _against(first: Statement, when: str, way: str) -> str:
-    return f"Held against what {way} did from where {first.shown()} ran first, in {when}"
+    return f"Held against what {way} did from where {first.shown()} ran last before, in {when}"
 
 
 def _until(row: Sequence[Statement], place: tuple[str, int, int] | None) -> list[Statement]:
@@ -72,9 +72,9 @@ def _until(row: Sequence[Statement], place: tuple[str, int, int] | None) -> list
 
 
 def _began(first: Statement, moments: Sequence[Moment], rank: int) -> tuple[str, Sequence[Statement]]:
-    """The operation of a run in which a statement ran for the first time, in words, and what ran there from it on; both
-    empty where it did in none."""
-    for op, ran in moments:
+    """The latest operation of a run in which a statement ran, in words, and what ran there from it on; both empty where
+    it did in none. In the latest a run is nearest to where the other one is, as in its epoch."""
+    for op, ran in reversed(moments):
         row = unpacked(ran[rank]) if rank in ran else ()
         at = next((at for at, each in enumerate(row) if each.place == first.place), None)
         if at is not None:

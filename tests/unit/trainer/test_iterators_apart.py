@@ -74,7 +74,7 @@ def test_an_iterator_that_is_made_anew_is_held_against_the_first(tmp_path: Path)
     text = told(tmp_path, "step")
     assert text.endswith(
         "An iterator is made anew in the resumed one. Held against what the whole run did from where mine.py:25 "
-        "(`yield from source.shard(rank)`) ran first, in step 0: in the resumed one it goes on with mine.py:17 "
+        "(`yield from source.shard(rank)`) ran last before, in step 0: in the resumed one it goes on with mine.py:17 "
         "(`return self`), and there with mine.py:7 (`return Source(self.items[rank::2])`)."
     )
 
@@ -84,7 +84,8 @@ def test_what_is_made_when_it_is_needed_is_held_against_the_first(tmp_path: Path
     text = told(tmp_path, "lazily", start=start)
     assert "mine.py:36 (`if self.lazy is None:`)" in text
     assert (
-        "ran first, in step 0: mine.py:37 (`order = list(range(self.start, 8))`) reads `self.start`, which is" in text
+        "ran last before, in step 0: mine.py:37 (`order = list(range(self.start, 8))`) reads `self.start`, which is"
+        in text
     )
     assert f"which is {2 * start} in the resumed one and 0 there" in text
 

@@ -111,10 +111,12 @@ def first_epoch_alone(steps: OfSteps, saved: int, *, tried: bool = False) -> str
     before, after = (length + into, length + 2 * into) if length else (more, more)
     would = "would try it" if length else "may try it, and so may a shorter data set"
     how = "a shorter data set would try it" if tried else f"`--program 'arms {before} {after}'` {would}"
-    return (
-        f"the save comes in the first epoch of the data{ends}: a resume in a later one is not tried, where another "
-        f"order or another place may be lost; {how}"
-    )
+    lies = (
+        f"the save comes in the first epoch of the data{ends}: a resume in a later one is not tried" if length else
+        "no sample comes twice in the run, so that all of it seems to lie in the first epoch of the data: a resume in "
+        "a later one is not known to be tried"
+    )  # fmt: skip
+    return f"{lies}, where another order or another place may be lost; {how}"
 
 
 def later_program(notes: Iterable[str]) -> str:

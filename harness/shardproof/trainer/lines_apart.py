@@ -34,6 +34,7 @@ from shardproof.trainer.lines import (
     shown,
     unpacked,
 )
+from shardproof.trainer.nested import called_by
 from shardproof.trainer.setters import MOST_BACK, begin_of, came_from, given_by, set_last
 
 READ, MADE, TOUCH, TURN, DECIDED = "read", "made", "touched", "turn", "decided"
@@ -220,7 +221,9 @@ def followed(
     unlike = [(mine, its) for mine, its in pairs
               if mine.text != its.text and (draws(mine) or shown(mine.text) != shown(its.text))]  # fmt: skip
     apart = min(unlike, key=lambda pair: "… " in pair[0].text, default=None)
-    first, gave = f" {one.statement.shown()} set it last in both", given_by(rows, (one, other), ways)
+    called = called_by([own[-1 - each.moment].ran[rank] for own, each in zip(moments, (one, other), strict=True)],
+                       (one.at, other.at), ways)  # fmt: skip
+    first, gave = f" {one.statement.shown()} set it last in both{called}", given_by(rows, (one, other), ways)
     if apart is not None and last_word(apart[0].path) == last_word(values[0].path) and depth:
         return ""  # a count that goes on counting
     if apart is None or apart[0].path == values[0].path:

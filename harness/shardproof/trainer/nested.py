@@ -7,7 +7,7 @@ expression that holds it, one before it that jumps, or one of these around a cal
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -74,6 +74,21 @@ def heads_of(data: bytes) -> dict[tuple[str, int], list[Statement]]:
             own = heads.setdefault(inside[at].frame, [])
             own[:] = [at, *(head for head in own if row[head].line != statement.line)]
     return found
+
+
+def called_by(ran: Sequence[bytes], at: Sequence[int], ways: Sequence[str]) -> str:
+    """Which statements made the calls in which two ways ran a statement, where these are not the same, in brackets.
+
+    Args:
+        ran: what ran, in both ways. at: the places of the statement there. ways: what a sentence calls them.
+    """
+    callers = [within(data)[number].caller for data, number in zip(ran, at, strict=True)]
+    if min(callers) < 0:
+        return ""
+    one, other = (unpacked(data)[caller] for data, caller in zip(ran, callers, strict=True))
+    if one.place == other.place:
+        return ""
+    return f" (called by {one.shown()} in {ways[0]} and by {other.shown()} in {ways[1]})"
 
 
 def handed_over(data: bytes, place: tuple[str, int], path: str) -> Statement | None:

@@ -186,12 +186,14 @@ def gradients_otherwise(one: bytes, other: bytes, ways: tuple[str, str]) -> str:
     rows = [{touch.place: touch for touch in touched(data)} for data in (one, other)]
     often = [Counter(each.shown() for each in unpacked(data) if each.kind == BEGINS) for data in (one, other)]
     told = list[str]()
+    # what other lines do to the same gradients, as one that this one calls, is nothing that is done otherwise
+    every = [{what: {name for touch in row.values() for name in _names(touch, what)} for what in _DOES} for row in rows]
     for place in dict.fromkeys((*rows[0], *rows[1])):
         if often[0][place] != often[1][place]:
             continue
         for what, verb in _DOES.items():
             names = [{*_names(row.get(place), what)} for row in rows]
-            if names[0] != names[1]:
+            if names[0] != names[1] and every[0][what] != every[1][what]:
                 each = [f"{len(own) or 'none'} {way}" for own, way in zip(names, ways, strict=True)]
                 told.append(f"{place} {verb} gradients, {' and '.join(each)} ({_few(sorted(names[0] ^ names[1]))})")
     return f"Of the lines of this step, on rank 0: {'; '.join(told[:MOST_PLACES])}." if told else ""

@@ -221,7 +221,7 @@ def _said(
     )
     pointed = not any((*causes, *measured))  # what may have made it is told where nothing was measured that did
     apart = (
-        wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half)),
+        wording.of_alike(wrong, *names, farthest, "" if exactly else as_rounding(half=half), _when(session, ops[0])),
         "" if of_data else data_apart(judging.at(ops[0]), judging.at(ops[1]), names),
         _repeated(judging, session, names),
         arranged(wrong, judging.at(ops[0]), judging.at(ops[1]), names),
@@ -275,6 +275,14 @@ def _gradients_apart(judging: Judging, ops: tuple[int, int], wrong: Sequence[Dif
     if len(one) == len(other):
         return other_lengths(one, other, near)
     return any(each.key.role == PARAMS for each in wrong)
+
+
+def _when(session: Session, last: int) -> str:
+    """After which step two ways are apart that were equal after the one before, with a space in front; empty of the
+    first step."""
+    steps = [op for op in session.ops if op.kind == "step"]
+    step = next((op.iteration for op in steps[1:] if op.index == last), None)
+    return "" if step is None else f" after step {step}, and not before"
 
 
 def _backward(

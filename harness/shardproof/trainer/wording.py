@@ -296,19 +296,19 @@ def refuses(axis: str, error: Failure) -> str:
     return f"`load` refuses a checkpoint of a run with another {axis}: {error.type}: {error.message.splitlines()[0]}"
 
 
-def of_alike(found: Sequence[Difference], first: str, own: str, share: float, most: str = "") -> str:
+def of_alike(found: Sequence[Difference], first: str, own: str, share: float, most: str = "", when: str = "") -> str:
     """What two ways to compute the same come to, none of which is known to be the right one.
 
     Args:
         first, own: the two ways, such as `shard=yes` and `shard=no`. share: how far apart they are. most: what counts
-            as rounding, in words; empty where nothing does.
+            as rounding, in words; empty where nothing does. when: after which step, where they were equal before.
     """
     if not found:
         return ""
     taken = f"; what counts as rounding is {most}" if most else ""
     told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far{taken}."
     axis = first.partition("=")[0]
-    what = f"{axis} must not matter, but {first} and {own} come to different values: {differ(found)}."
+    what = f"{axis} must not matter, but {first} and {own} come to different values{when}: {differ(found)}."
     of_data = [one for one in found if is_of_data((one.key.role, one.key.fqn))]
     each = _of_each(most_telling(of_data or found), first, own)
     return f"{what} {'The data differ: ' * bool(of_data)}{each}{told} Which of the two is right, this arm cannot tell."

@@ -730,7 +730,8 @@ def test_random_states_that_two_ways_have_differently_are_named(folder: Path) ->
 def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: tuple[str, str]) -> None:
     verdict, sentence, notes = alike(folder, "rounding", only("alike way", "step", key, plus, 1))
     assert (verdict, notes) == ("mismatch", [])
-    assert sentence.startswith(f"way must not matter, but way=a and way=b come to different values: {key[0]}")
+    begins = "way must not matter, but way=a and way=b come to different values after step 1, and not before"
+    assert sentence.startswith(f"{begins}: {key[0]}")
     assert "should be" not in sentence
     assert re.search(r"of w is \S+ with way=a and \S+ with way=b in its first element that differs\.", sentence)
 
@@ -797,7 +798,7 @@ def test_what_only_one_way_has_hides_no_value_that_differs_later(folder: Path) -
                 state[PARAM] = plus(state[PARAM])
 
     _, sentence, _ = alike(folder, "rounding", fault)
-    assert "come to different values: 2 parameters differ. param of w is" in sentence
+    assert "come to different values after step 2, and not before: 2 parameters differ. param of w is" in sentence
 
 
 def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:

@@ -36,6 +36,7 @@ from shardproof.errors import UsageError
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.observe.settings import SETTING
+from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import ARMS
 from shardproof.result import TWIN, ArmResult, differences_to_json
 from shardproof.trainer import arms, wording
@@ -60,7 +61,7 @@ from shardproof.trainer.at_the_end import end_not_seen, with_the_end
 from shardproof.trainer.calls import where_they_part
 from shardproof.trainer.checkpoints import as_difference, differing, held_under, names_in, numbers_held, of_again
 from shardproof.trainer.epochs import first_epoch_alone
-from shardproof.trainer.every_mesh import OF_A_RANK
+from shardproof.trainer.every_mesh import OF_A_RANK, Name
 from shardproof.trainer.files_hold import absent_from, held_as_in, not_made_by_build, written
 from shardproof.trainer.gradients import are_frozen
 from shardproof.trainer.harmless import beside_random_states, harmless
@@ -69,6 +70,7 @@ from shardproof.trainer.line_by_line import line_by_line
 from shardproof.trainer.notes import (
     frozen_left_out,
     idle,
+    left_by_a_save,
     not_loaded,
     on_ranks_apart,
     rounded_from_saved,
@@ -231,20 +233,27 @@ class Judge(Judging):
         unsaved, save = self.named(UNSAVED), self.whole.first("save")
         if unsaved is None or WHOLE in self.failures or self.ended(unsaved):
             return
-        found: list[Difference] = []
+        found, beside = list[Difference](), self._left_by_saves(unsaved)
         for at in self._saves() if save >= 0 else ():
-            if found := self.compare(self.at(at - 1), self.at(at), at):
+            if found := self.compare(self.at(at - 1), self.at(at), at, beside):
                 save = at
                 break
         at_once = bool(found)
-        found = found or self.steps_differ(unsaved, self.whole, rounds=False)
+        found = found or self.steps_differ(unsaved, self.whole, beside, rounds=False)
         ways = "the run without a save", "the one that saves"
         if at_once and self.between:
             self.between = replace(self.between, loaded=True)  # no step is between
         lines = that_set(self, save, found, "save") if at_once else line_by_line(self, self.whole, unsaved, found, ways)
         told = paragraphs(wording.of_saving(found, at_once=at_once), lines) if found else ""
         found, told = with_the_end(self, unsaved, found, told, ("in the run that saves", "in the one without"))
-        self.add(UNSAVED, found, told, end_not_seen(self, unsaved))
+        self.add(UNSAVED, found, told, [*([left_by_a_save(beside)] if beside else []), *end_not_seen(self, unsaved)])
+
+    def _left_by_saves(self, unsaved: Session) -> set[Name]:
+        """What of the trainer's own is there behind a save alone, such as what it keeps of what it has written, and in
+        no step of the run without one."""
+        new = {key for at in self._saves() for key in self.at(at).keys() - self.at(at - 1).keys()}
+        steps = [self.at(here) for _, here in self.in_turn(unsaved, self.whole)]
+        return {key for key in new if key[0] == EXTRA_STATE and not any(key in step for step in steps)}
 
     def _saves(self) -> list[int]:
         """The saves of the run without a break, and of the resumed one, which may change something at its second

@@ -108,6 +108,11 @@ def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:
     return f"not alike, and taken for settings that say which way it is: {_few(keys)}"
 
 
+def left_by_a_save(keys: Iterable[tuple[str, str]]) -> str:
+    """What of a trainer's own a save makes that nothing else does."""
+    return f"not compared, since it is there in a run that saves alone: {_few(keys)}"
+
+
 def as_counts(names: Sequence[str]) -> str:
     """A sentence on whole numbers that two ways have in the ratio of the axis' values."""
     return (

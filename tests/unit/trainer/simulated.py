@@ -31,7 +31,7 @@ PARAM, MOMENT, COUNT, LR, RNG = (
     ("setting", "group0.lr"),
     ("rng", "cpu"),
 )
-DTYPES = {"param": "fp32", "buffer": "fp32", "exp_avg": "fp32", "step": "fp32", "rng": "uint8"}
+DTYPES = {"param": "fp32", "extra_state": "fp32", "buffer": "fp32", "exp_avg": "fp32", "step": "fp32", "rng": "uint8"}
 
 
 def nothing(session: Session, op: Op, state: State) -> None:

@@ -259,6 +259,20 @@ def test_the_setting_that_is_declared_to_win_wins(folder: Path, wins: str, comes
     assert (failed(found).keys() == {"altered lr"}) is (wins != comes_out)
 
 
+def test_what_a_save_keeps_for_itself_is_told_and_no_change(folder: Path) -> None:
+    kept = ("extra_state", "written")
+
+    def fault(session: Session, op: Op, state: State) -> None:
+        if op.kind == "save":
+            state[kept] = np.ones(2, np.float32)
+
+    found = judged(folder, fault)
+    arm = next(arm for arm in found["arms"] if arm["name"] == "unsaved")
+    assert (arm["verdict"], arm["notes"]) == (
+        "pass", ["not compared, since it is there in a run that saves alone: written"]
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", [PARAM, MOMENT])
 def test_another_value_of_a_setting_changes_no_weights_and_no_moments(folder: Path, name: tuple[str, str]) -> None:
     found = failed(judged(folder, only("altered lr", "load", name, plus)))

@@ -56,7 +56,7 @@ from shardproof.trainer.samples import weighed_apart
 from shardproof.trainer.scaled import NEAR, in_common
 from shardproof.trainer.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.telling import paragraphs
-from shardproof.trainer.updates import GROUPED, grouped_apart, how_often, stepped_apart
+from shardproof.trainer.updates import GROUPED, grouped_apart, how_often, optimizers_step, stepped_apart
 from shardproof.trainer.whose_data import data_repeat
 
 MOST_NUMBERS = 3
@@ -200,6 +200,8 @@ def _said(
             rates_differ=bool(rates),
             stepped=(_used_rates(judging, ops[0]), _used_rates(judging, ops[1])),
         )
+    if len({*_steps(judging, ops)}) > 1:
+        judging.between = None  # what explains values speaks of one step of an optimizer
     one, other = (judging.calls.get(op, {}) for op in ops)
     near = 0.0 if exactly else HALF if half else ROUNDING
     ways = f"With {names[0]}", f"With {names[1]}"
@@ -447,7 +449,15 @@ def _how_often(judging: Judging, session: Session, ops: tuple[int, int], names: 
     own way."""
     step = next((op.iteration for op in session.ops if op.index == ops[0] and op.kind == "step"), -1)
     ways = [(judging.at(op - 1), judging.at(op)) for op in ops]
-    return how_often(ways[0], ways[1], names, step) if step >= 0 else ""
+    if step < 0:
+        return ""
+    return how_often(ways[0], ways[1], names, step) or optimizers_step(_steps(judging, ops), names, step)
+
+
+def _steps(judging: Judging, ops: tuple[int, int]) -> tuple[int, int]:
+    """How often optimizers stepped in a step on the first rank, in both ways; 0 where nobody knows."""
+    one, other = (judging.measured.get(op, {}).get(0, NOTHING) for op in ops)
+    return sum(one.steps.values()), sum(other.steps.values())
 
 
 def _shared(

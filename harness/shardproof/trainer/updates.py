@@ -47,6 +47,15 @@ def how_often(first: Way, own: Way, names: tuple[str, str], step: int) -> str:
     return ""
 
 
+def optimizers_step(often: tuple[int, int], names: tuple[str, str], step: int) -> str:
+    """A sentence about optimizers that step more often in one of two ways, though they count no steps, as SGD does not;
+    empty where they step as often, or nobody knows. often: in both ways."""
+    if often[0] == often[1] or not all(often):
+        return ""
+    each = (f"{_times(number)} with {name}" for number, name in zip(often, names, strict=True))
+    return f"At step {step}, optimizers step {' and '.join(each)}."
+
+
 def stepped_apart(first: Values, own: Values, names: tuple[str, str]) -> str:
     """A sentence about parameters that the optimizers of only one of two ways step; empty where there are none, or
     where a way steps what no module has, such as flat copies. names: of the two ways."""

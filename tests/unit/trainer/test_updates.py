@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shardproof.observe.logical import Value
 from shardproof.trainer.every_mesh import Name, Values
-from shardproof.trainer.updates import Way, grouped_apart, how_often, stepped_apart
+from shardproof.trainer.updates import Way, grouped_apart, how_often, optimizers_step, stepped_apart
 
 
 def way(role: str, name: str, before: int | None, after: int) -> Way:
@@ -104,3 +104,10 @@ def test_parameters_of_another_decay_in_one_way_are_told() -> None:
         "into param groups."
     )
     assert grouped_apart(one, one, ("mesh=1", "mesh=2")) == grouped_apart({}, {}, ("", "")) == ""
+
+
+def test_optimizers_that_count_nothing_are_told_by_how_often_they_step() -> None:
+    assert optimizers_step((1, 2), ("amp=no", "amp=yes"), 3) == (
+        "At step 3, optimizers step once with amp=no and twice with amp=yes."
+    )
+    assert optimizers_step((2, 2), ("amp=no", "amp=yes"), 3) == optimizers_step((0, 2), ("a", "b"), 3) == ""

@@ -84,7 +84,7 @@ def counted_apart(numbers: Sequence[Numbers], updates: int) -> str:
             grown = {int(after) - int(before) for before, after in pairwise(texts)}
             if len(grown) == 1 and grown.isdisjoint({0, updates}):
                 return (
-                    f"{name} grows by {grown.pop()} in each step, in which the optimizer counts {updates} "
+                    f"{name} grows by {grown.pop()} in each step, in which the optimizer makes {updates} "
                     f"update{'s' * (updates > 1)}: a schedule, a save or an end that goes by it comes at another time"
                 )
     return ""

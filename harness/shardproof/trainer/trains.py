@@ -29,6 +29,7 @@ from shardproof.trainer.gradients import (
 )
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.left_behind import left_behind
+from shardproof.trainer.lines import Moment
 from shardproof.trainer.longer import longer_program
 from shardproof.trainer.measured import (
     NOTHING,
@@ -64,6 +65,7 @@ from shardproof.trainer.plain import counted_apart, every_step_skipped
 from shardproof.trainer.rates import ZERO, rates_in
 from shardproof.trainer.rounding import FLOATS, PARAMS, At
 from shardproof.trainer.samples import zeroed_before
+from shardproof.trainer.uneven import uneven
 from shardproof.trainer.updates import grown_by
 from shardproof.trainer.whose_data import data_repeat, ranks_overlap, same_data
 from shardproof.verdict import Verdict
@@ -120,12 +122,22 @@ def trains(judging: Judging) -> None:
         behind = left_behind([judging.at(op) for op in (moments[0], *steps)])
         zeros = buffers_stay_zero(zero) if zero else ""
         notes += [told for told in (behind, zeros, again, same_data(judging), ranks_overlap(judging)) if told]
-        counted = counted_apart([judging.plain.get(op, {}) for op in (moments[0], *steps)], _updates(judging, steps))
+        numbers = [judging.plain.get(op, {}) for op in (moments[0], *steps)]
+        of_steps = [Moment(op, judging.ran.get(op.index, {})) for op in judging.whole.ops if op.index in steps]
+        counted = counted_apart(numbers, _updates(judging, steps))
+        grows = judging.explained(lambda: uneven(numbers, of_steps))
         lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
         idle = _at_rate_zero(judging)
         notes += [
             told
-            for told in (counted, next(filter(None, lost), ""), idle, *_measured(judging), _schedule(judging, last))
+            for told in (
+                counted,
+                grows,
+                next(filter(None, lost), ""),
+                idle,
+                *_measured(judging),
+                _schedule(judging, last),
+            )
             if told
         ]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
@@ -209,8 +221,10 @@ def _at_rate_zero(judging: Judging) -> str:
 
 
 def _updates(judging: Judging, steps: list[int]) -> int:
-    """How many updates the optimizer counts in each step; 0 where it counts none, or not alike."""
+    """How many updates the optimizer counts in each step or, of one that counts none, how often it steps; 0 where it
+    does neither, or not alike."""
     grown = {number for op in steps for _, number in grown_by(COUNT, judging.at(op - 1), judging.at(op))}
+    grown = grown or {sum(own.steps.values()) for op in steps for own in judging.measured.get(op, {}).values()}
     return grown.pop() if len(grown) == 1 else 0
 
 

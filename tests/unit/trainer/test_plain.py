@@ -61,7 +61,7 @@ def test_few_of_many_are_named() -> None:
             1,
             "state.global_step grows by 2 in each step, in which the",
         ),
-        ("global_step", (0, 1, 2), 2, "global_step grows by 1 in each step, in which the optimizer counts 2 updates:"),
+        ("global_step", (0, 1, 2), 2, "global_step grows by 1 in each step, in which the optimizer makes 2 updates:"),
         ("global_step", (0, 1, 2), 1, ""),
         ("global_step", (0, 0, 0), 1, ""),
         ("global_step", (0, 1, 3), 1, ""),

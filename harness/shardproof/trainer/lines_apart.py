@@ -103,6 +103,8 @@ def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozen
     before: Statement | None = None
     along = _from_the_same(*rows)
     launched = along is not rows[1]
+    if launched and along is not None:  # whose parameters are not known before its first update
+        rows[0], along = ([each for each in row if _is_known(each[1])] for row in (rows[0], along))
     for number, (mine, its) in enumerate(zip_longest(rows[0], along) if along is not None else ()):
         at = (mine[0] if mine else len(one), its[0] if its else len(other))
         if mine and its and mine[1].place == its[1].place:
@@ -123,6 +125,11 @@ def partings(one: Sequence[Statement], other: Sequence[Statement], leave: frozen
         touches = any(each and each.kind == TOUCHES for each in both)
         yield Parting(TOUCH if touches else TURN, both[0], both[1], at=at, before=before)
         return
+
+
+def _is_known(statement: Statement) -> bool:
+    """Whether what is told of a statement does not depend on which parameters are known."""
+    return statement.kind != TOUCHES or any(told.path == RATE for told in statement.values)
 
 
 def _from_the_same(one: _Rows, other: _Rows) -> _Rows | None:

@@ -19,12 +19,14 @@ from shardproof.trainer.lines import (
     BEGINS,
     CUT,
     ENDS,
+    TOUCHES,
     Moment,
     Statement,
+    Told,
     touched,
     unpacked,
 )
-from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, sentence, wrote_before
+from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, partings, sentence, wrote_before
 from shardproof.trainer.lines_of_ranks import (
     drawn_by_ranks,
     of_ranks,
@@ -366,6 +368,15 @@ def test_a_launch_is_read_from_where_it_runs_along(mine: ModuleType) -> None:
     apart = apart_in(one, later)
     assert apart is not None
     assert (apart[1].kind, apart[1].first and apart[1].first.path) == ("made", "row")
+
+
+def test_a_launch_knows_no_parameters_at_first() -> None:
+    """So that what its first backward does to them is not told, as it is of the run without a break."""
+    body = [Statement("mine.py", line, "text", BEGINS, ()) for line in (1, 2, 3)]
+    made = Statement("mine.py", 2, "text", TOUCHES, (Told("gradients", "abc", 0),))
+    launch = Statement("mine.py", 9, "text", BEGINS, ())
+    assert [*partings([*body[:2], made, body[2]], [launch, *body], frozenset())] == []
+    assert [each.kind for each in partings([*body[:2], made, body[2]], body, frozenset())] == ["touched"]
 
 
 def test_what_a_sampler_has_behind_it_is_told_where_its_rows_differ(mine: ModuleType) -> None:

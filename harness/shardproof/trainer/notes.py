@@ -330,6 +330,14 @@ def frozen_left_out(names: Sequence[str]) -> str:
     )
 
 
+def frozen_at_random(names: Sequence[str]) -> str:
+    """Frozen parameters that each build makes otherwise, while it makes others alike, as from a file."""
+    return (
+        f"{_are(names)} frozen, and each build makes {'it' if len(names) == 1 else 'them'} otherwise, as from random "
+        f"numbers, while it makes other frozen ones alike: neither pretrained nor trained ({', '.join(names[:4])})"
+    )
+
+
 def rounded_from_saved(keys: Sequence[tuple[str, str]]) -> str:
     """Values are in no file, and are rounded from others that are, as parameters from their fp32 masters."""
     which = f"{len(keys)} values" if len(keys) > 1 else "a value"

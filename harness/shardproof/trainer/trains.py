@@ -7,7 +7,7 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key
@@ -16,7 +16,7 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import ARMS
 from shardproof.result import ArmResult
 from shardproof.trainer import wording
-from shardproof.trainer.arms import KEYS, TRAINS, WHOLE
+from shardproof.trainer.arms import KEYS, RESUMED, TRAINS, WHOLE
 from shardproof.trainer.every_mesh import fits, without_rank
 from shardproof.trainer.gradients import (
     OfParameters,
@@ -45,6 +45,7 @@ from shardproof.trainer.not_finite import is_wild, where_first
 from shardproof.trainer.notes import (
     buffers_stay_zero,
     declared_frozen_moves,
+    frozen_at_random,
     frozen_is_stepped,
     frozen_moves,
     never_moved,
@@ -117,6 +118,9 @@ def trains(judging: Judging) -> None:
             if role == "buffer" and stays_zero([judging.at(op).get((role, name)) for op in (moments[0], *steps)])
         )  # fmt: skip
         undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
+        at_random = _frozen_at_random(judging, undeclared)
+        notes += [frozen_at_random(at_random)] if at_random else []
+        undeclared.sort(key=lambda name: name not in at_random)
         why = why_each(undeclared, all_seen(judging, steps))
         notes += [never_moved(undeclared, params, why)] if undeclared else []
         behind = left_behind([judging.at(op) for op in (moments[0], *steps)])
@@ -226,6 +230,19 @@ def _updates(judging: Judging, steps: list[int]) -> int:
     grown = {number for op in steps for _, number in grown_by(COUNT, judging.at(op - 1), judging.at(op))}
     grown = grown or {sum(own.steps.values()) for op in steps for own in judging.measured.get(op, {}).values()}
     return grown.pop() if len(grown) == 1 else 0
+
+
+def _frozen_at_random(judging: Judging, still: Sequence[str]) -> list[str]:
+    """The frozen parameters of these that two builds with other seeds make otherwise, where they make others alike."""
+    resumed = judging.named(RESUMED)
+    builds = [each.first("build") for each in (judging.whole, resumed) if each is not None]
+    if len(builds) < 2 or not {*builds} <= {*judging.seen}:
+        return []
+    one, other = map(judging.at, builds)
+    seen = all_seen(judging, [op.index for op in judging.whole.ops if op.kind == "step"])
+    frozen = [name for name in still if are_frozen([name], seen) and (PARAMS, name) in one.keys() & other.keys()]
+    found = [name for name in frozen if one[PARAMS, name] != other[PARAMS, name]]
+    return found if len(found) < len(frozen) else []
 
 
 def all_seen(judging: Judging, steps: list[int]) -> OfParameters:

@@ -259,6 +259,20 @@ def test_the_setting_that_is_declared_to_win_wins(folder: Path, wins: str, comes
     assert (failed(found).keys() == {"altered lr"}) is (wins != comes_out)
 
 
+def test_a_frozen_parameter_that_each_build_makes_otherwise_is_told(folder: Path) -> None:
+    """As a head that an adapter was to train, beside a base that was read from a file."""
+    base, head = ("param", "base"), ("param", "head")
+
+    def fault(session: Session, op: Op, state: State) -> None:
+        if op.kind == "build":
+            state[base], state[head] = np.ones(2, np.float32), np.full(2, op.init_seed, np.float32)
+
+    made = simulation(folder, fault)
+    made.gradients = {"w": "gradient", "base": "frozen", "head": "frozen"}
+    notes = [note for arm in made.judged(folder)["arms"] if arm["name"] == "trains" for note in arm["notes"]]
+    assert any(note.startswith("head is frozen, and each build makes it otherwise") for note in notes)
+
+
 def test_what_a_save_keeps_for_itself_is_told_and_no_change(folder: Path) -> None:
     kept = ("extra_state", "written")
 

@@ -38,6 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
     try:
         dcp.load(state, checkpoint_id=folder)
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        wrong = float(optimizer.param_groups[0]["lr"]) != 0.5
         print(f"expected a learning rate of 0.5 after the load; observed {optimizer.param_groups[0]['lr']}")
     except CheckpointException as error:
         wrong = True

@@ -7,11 +7,11 @@ whose wins, or that `load` raises an error.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from shardproof.diff import Difference
 from shardproof.program import FIT
-from shardproof.result import ArmResult
-from shardproof.trainer import wording
+from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
 from shardproof.trainer.described import REFUSE
 from shardproof.trainer.every_mesh import BESIDE, OF_A_RANK, OF_MODULES, Name
@@ -19,7 +19,10 @@ from shardproof.trainer.judging import Judging
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.saved_and_loaded import that_load
 from shardproof.trainer.telling import paragraphs
+from shardproof.trainer.wording import differ, first_of
 from shardproof.verdict import Verdict
+
+NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
 
 
 def altered(judging: Judging, session: Session) -> None:
@@ -34,31 +37,31 @@ def altered(judging: Judging, session: Session) -> None:
     if judging.ended(session):
         return
     if load < 0:
-        judging.not_compared(session.name, wording.NO_ALTERED_FIT)
+        judging.not_compared(session.name, NO_ALTERED_FIT)
         return
     own, other = judging.at(load - 1), judging.at(judging.loaded(resumed) - 1)
     if found := _loaded_otherwise(judging, own, judging.at(judging.loaded(resumed)), load):
-        sentence = paragraphs(wording.loads_otherwise(found, axis), that_load(judging, load, found))
+        sentence = paragraphs(loads_otherwise(found, axis), that_load(judging, load, found))
         judging.add(session.name, found, sentence)
         return
     changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
     if not changed:
-        text = wording.nothing_altered(axis)
+        text = nothing_altered(axis)
         judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
         return
     kept, now = judging.at(judging.loaded(resumed)), judging.at(load)
-    neither = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
-    if neither == changed:
-        judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, wording.neither(neither, axis), ()))
+    odd = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
+    if odd == changed:
+        judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, neither(odd, axis), ()))
         return
-    wanted, told = own if wins == "run" else kept, changed - neither
+    wanted, told = own if wins == "run" else kept, changed - odd
     found = judging.compare(
         {key: wanted[key] for key in told if key in wanted},
         {key: now[key] for key in told if key in now},
         load,
     )
-    notes = [wording.neither(neither, axis)] if neither else []
-    judging.add(session.name, found, wording.of_altered(found, axis, wins), notes)
+    notes = [neither(odd, axis)] if odd else []
+    judging.add(session.name, found, of_altered(found, axis, wins), notes)
 
 
 def _loaded_otherwise(judging: Judging, own: At, kept: At, load: int) -> list[Difference]:
@@ -88,7 +91,47 @@ def _refused(judging: Judging, session: Session) -> None:
     error, axis = judging.failures.get(session.name), session.of
     raised = error is not None and error.type not in ("died", "killed", "deadline")
     if error is not None and raised and error.op in (session.first("load"), session.first(FIT)):
-        judging.found.append(ArmResult(session.name, Verdict.PASS.value, "", (wording.refuses(axis, error),)))
+        judging.found.append(ArmResult(session.name, Verdict.PASS.value, "", (refuses(axis, error),)))
     elif not judging.ended(session):
-        told = wording.takes_what_it_should_refuse(axis)
+        told = takes_what_it_should_refuse(axis)
         judging.found.append(ArmResult(session.name, Verdict.MISMATCH.value, told, ()))
+
+
+def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
+    """Which setting won, and should not have."""
+    loser = "checkpoint" if wins == "run" else "run"
+    if not found:
+        return ""
+    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {differ(found)}. {first_of(found)}"
+
+
+def loads_otherwise(found: Sequence[Difference], axis: str) -> str:
+    """A load by a run with another value of an axis that puts other weights into the model."""
+    return (
+        f"A run with another {axis} loads other weights or state than a run with the same one does: {differ(found)}. "
+        f"{first_of(found)} Where that is right, `transient` names what a load may leave as it likes."
+    )
+
+
+def takes_what_it_should_refuse(axis: str) -> str:
+    """A load that is to raise an error, and does not."""
+    return (
+        f"`load` takes a checkpoint of a run with another {axis} without an error, though `altered` says that it "
+        "refuses one: look at what it compares, and whether that is in the checkpoint."
+    )
+
+
+def refuses(axis: str, error: Failure) -> str:
+    """A note on the error with which a load refuses a checkpoint, as it is to."""
+    return f"`load` refuses a checkpoint of a run with another {axis}: {error.type}: {error.message.splitlines()[0]}"
+
+
+def nothing_altered(axis: str) -> str:
+    """An altered axis without an effect."""
+    return f"Another value of {axis} changes no setting that was found, so that nobody can say which of the two won."
+
+
+def neither(keys: Iterable[tuple[str, str]], axis: str) -> str:
+    """Settings that are of neither side after the load, such as a rate that a schedule computed anew."""
+    names = ", ".join(f"{role} of {name}" for role, name in sorted(keys)[:4])
+    return f"{names}: neither the run's nor the checkpoint's after the load, which does not tell whose {axis} won"

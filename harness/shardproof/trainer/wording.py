@@ -53,7 +53,6 @@ NOTHING_IN_COMMON = "not compared: there is nothing that both have in the same s
 NO_FORMAT = "not compared: no reader takes these files as one checkpoint; `shardproof diff` may compare them one by one"
 CONVERTED = "not compared: the files hold the parameters in another form than memory does"
 EMPTY = "The folder that `save` was given is empty: it wrote somewhere else, or nothing."
-NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
 BLIND = (
     "Before the load the parameters are what was saved already: a load that does nothing would pass. Let `build` "
     "initialise the model from cell.seed."
@@ -267,35 +266,6 @@ MOST_NAMES = 3
 """Of several values of the trainer's own, whose names say what no role does."""
 
 
-def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
-    """Which setting won, and should not have."""
-    loser = "checkpoint" if wins == "run" else "run"
-    if not found:
-        return ""
-    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {differ(found)}. {first_of(found)}"
-
-
-def loads_otherwise(found: Sequence[Difference], axis: str) -> str:
-    """A load by a run with another value of an axis that puts other weights into the model."""
-    return (
-        f"A run with another {axis} loads other weights or state than a run with the same one does: {differ(found)}. "
-        f"{first_of(found)} Where that is right, `transient` names what a load may leave as it likes."
-    )
-
-
-def takes_what_it_should_refuse(axis: str) -> str:
-    """A load that is to raise an error, and does not."""
-    return (
-        f"`load` takes a checkpoint of a run with another {axis} without an error, though `altered` says that it "
-        "refuses one: look at what it compares, and whether that is in the checkpoint."
-    )
-
-
-def refuses(axis: str, error: Failure) -> str:
-    """A note on the error with which a load refuses a checkpoint, as it is to."""
-    return f"`load` refuses a checkpoint of a run with another {axis}: {error.type}: {error.message.splitlines()[0]}"
-
-
 def of_alike(found: Sequence[Difference], first: str, own: str, share: float, most: str = "", when: str = "") -> str:
     """What two ways to compute the same come to, none of which is known to be the right one.
 
@@ -352,17 +322,6 @@ MOST_TOLD = 1e6
 
 NOT_MEASURED = inf
 """The share where nothing has changed yet."""
-
-
-def nothing_altered(axis: str) -> str:
-    """An altered axis without an effect."""
-    return f"Another value of {axis} changes no setting that was found, so that nobody can say which of the two won."
-
-
-def neither(keys: Iterable[tuple[str, str]], axis: str) -> str:
-    """Settings that are of neither side after the load, such as a rate that a schedule computed anew."""
-    names = ", ".join(f"{role} of {name}" for role, name in sorted(keys)[:4])
-    return f"{names}: neither the run's nor the checkpoint's after the load, which does not tell whose {axis} won"
 
 
 def seen_too_little(names: Sequence[str], number: int) -> str:

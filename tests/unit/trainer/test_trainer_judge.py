@@ -18,6 +18,7 @@ from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Key, Value
 from shardproof.program import Op
 from shardproof.protocol import registry
+from shardproof.trainer import altered as altered_arm
 from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session, sessions_of
 from shardproof.trainer.cells import scenario_of
@@ -84,7 +85,10 @@ def test_a_sound_trainer_passes_every_arm(folder: Path) -> None:
 def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
     found = judged(folder, methods=FIT)
     unseen = dict.fromkeys(("other mesh 4", "other mesh 1"), wording.FIT_ELSEWHERE)
-    assert failed(found) == {**unseen, "altered lr": wording.NO_ALTERED_FIT}  # nothing was compared, and none passes
+    assert failed(found) == {
+        **unseen,
+        "altered lr": altered_arm.NO_ALTERED_FIT,
+    }  # nothing was compared, and none passes
     assert found["verdict"] == "pass"
     names = [arm["name"] for arm in found["arms"]]
     assert names == ["twice", "twin", "unsaved", "cut", "resumed", "second resume", "written", *ELSEWHERE]
@@ -309,7 +313,7 @@ def test_a_load_that_is_to_refuse_passes_by_its_error_and_fails_without_one(fold
     assert arm["notes"] == [
         "`load` refuses a checkpoint of a run with another lr: ValueError: lr is 0.1 in the checkpoint"
     ]
-    assert failed(judged_with(None, "taken")) == {"altered lr": wording.takes_what_it_should_refuse("lr")}
+    assert failed(judged_with(None, "taken")) == {"altered lr": altered_arm.takes_what_it_should_refuse("lr")}
     late = judged_with({"altered lr": {**error, "op": session.first("step")}}, "late")
     assert "ValueError" in failed(late)["altered lr"], "a step behind the load is no refusal"
     assert "altered lr" in failed(judged_with({"altered lr": {**error, "type": "killed"}}, "killed"))
@@ -323,13 +327,13 @@ def test_what_is_saved_again_is_evidence_of_its_own(folder: Path) -> None:
 
 def test_an_altered_axis_without_effect_is_unknown(folder: Path) -> None:
     found = judged(folder, only("altered lr", "build", LR, lambda _: "0.1"))
-    assert failed(found) == {"altered lr": wording.nothing_altered("lr")}
+    assert failed(found) == {"altered lr": altered_arm.nothing_altered("lr")}
     assert found["verdict"] == "unknown"
 
 
 def test_a_setting_that_is_neither_sides_tells_of_no_winner(folder: Path) -> None:
     found = judged(folder, only("altered lr", "load", LR, lambda _: "0.3"))
-    assert failed(found) == {"altered lr": wording.neither([LR], "lr")}
+    assert failed(found) == {"altered lr": altered_arm.neither([LR], "lr")}
     assert found["verdict"] == "unknown"
 
 

@@ -103,6 +103,7 @@ CHILD_PACKAGES = ("shardproof.emulation", "shardproof.reference")
 
 CHILD = (
     "shardproof.laboratory.judge",
+    "shardproof.mechanisms.probe_module",
     "shardproof.observe.ambient",
     "shardproof.oracle.clipping",
     "shardproof.oracle.muon",
@@ -110,26 +111,27 @@ CHILD = (
     "shardproof.oracle.steppers",
     "shardproof.oracle.twin",
     "shardproof.oracle.values",
-    "shardproof.mechanisms.probe_module",
     "shardproof.torch_loop.busy",
     "shardproof.torch_loop.loop",
     "shardproof.torch_loop.optimizers",
     "shardproof.torch_loop.streams",
     "shardproof.torch_schedules",
+    "shardproof.trainer.altered",
     "shardproof.trainer.at_the_end",
+    "shardproof.trainer.harmless",
     "shardproof.trainer.judge",
     "shardproof.trainer.judging",
     "shardproof.trainer.line_by_line",
     "shardproof.trainer.lines_of_cell",
-    "shardproof.trainer.harmless",
     "shardproof.trainer.other_mesh",
     "shardproof.trainer.portrait",
     "shardproof.trainer.saved_and_loaded",
     "shardproof.trainer.second_resume",
     "shardproof.trainer.trains",
-    "shardproof.trainer.two_ways",
     "shardproof.trainer.twin",
+    "shardproof.trainer.two_ways",
     "shardproof.trainer.waiting",
+    "shardproof.trainer.whose_data",
 )
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
 is a rank's too. Every other module, new ones too, is the parent's."""

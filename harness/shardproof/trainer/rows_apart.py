@@ -45,7 +45,7 @@ def rows_apart(mine: Values, its: Values, ways: tuple[Mapping[Any, Values], Mapp
 
 
 def _common(apart: npt.NDArray[np.bool_], ways: tuple[Mapping[Any, Values], Mapping[Any, Values]]) -> Iterator[str]:
-    """What another value is in these places and in no other, each as it stands in a sentence."""
+    """Name the values, such as a mask, of which one number stands in the places that are apart and nowhere else."""
     known = set[str]()
     for site, values in ways[0].items():
         its = ways[1].get(site)

@@ -233,7 +233,7 @@ def _updates(judging: Judging, steps: list[int]) -> int:
 
 
 def _frozen_at_random(judging: Judging, still: Sequence[str]) -> list[str]:
-    """The frozen parameters of these that two builds with other seeds make otherwise, where they make others alike."""
+    """Name the frozen parameters that two builds with other seeds make otherwise, unless builds make all of them so."""
     resumed = judging.named(RESUMED)
     builds = [each.first("build") for each in (judging.whole, resumed) if each is not None]
     if len(builds) < 2 or not {*builds} <= {*judging.seen}:

@@ -19,7 +19,7 @@ from shardproof.trainer.judging import Judging
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.saved_and_loaded import that_load
 from shardproof.trainer.telling import paragraphs
-from shardproof.trainer.wording import differ, first_of
+from shardproof.trainer.wording import called, differ, first_of
 from shardproof.verdict import Verdict
 
 NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
@@ -40,7 +40,8 @@ def altered(judging: Judging, session: Session) -> None:
         judging.not_compared(session.name, NO_ALTERED_FIT)
         return
     own, other = judging.at(load - 1), judging.at(judging.loaded(resumed) - 1)
-    if found := _loaded_otherwise(judging, own, judging.at(judging.loaded(resumed)), load):
+    of_place = sorted(key for key in judging.at(load) if key[0] in (PARAMS, *BESIDE) and _OF_PLACE.search(key[1]))
+    if found := _loaded_otherwise(judging, (other, judging.at(judging.loaded(resumed))), (own, judging.at(load)), load):
         sentence = paragraphs(loads_otherwise(found, axis), that_load(judging, load, found))
         judging.add(session.name, found, sentence)
         return
@@ -60,22 +61,27 @@ def altered(judging: Judging, session: Session) -> None:
         {key: now[key] for key in told if key in now},
         load,
     )
-    notes = [neither(odd, axis)] if odd else []
+    notes = [*([neither(odd, axis)] if odd else []), *([by_their_place(of_place)] if of_place else [])]
     judging.add(session.name, found, of_altered(found, axis, wins), notes)
 
 
-def _loaded_otherwise(judging: Judging, own: At, kept: At, load: int) -> list[Difference]:
+def _loaded_otherwise(
+    judging: Judging, of_resumed: tuple[At, At], of_altered: tuple[At, At], load: int
+) -> list[Difference]:
     """What a load puts into modules, and beside their parameters, that is not what a load of a run with the same value
     puts there: another value of a setting changes no weights. A tensor that is none of a module's has the number of its
-    place in a group for a name, which another order of groups changes, and is left out.
+    place in a group for a name, which another order of groups changes, and is left out. So is what neither load
+    changes, as what `build` makes of the setting, and a buffer that is another one before the load already.
 
     Args:
-        own: before the load. kept: after that of the run with the same value.
+        of_resumed, of_altered: before the load and after it, of the run with the same value and of the other one.
     """
-    now, told = judging.at(load), list[Name]()
+    (other, kept), (own, now), told = of_resumed, of_altered, list[Name]()
     for key in sorted(kept.keys() & now.keys()):
         alike = (kept[key].dtype, kept[key].shape) == (now[key].dtype, now[key].shape)
-        loaded = key[0] in OF_MODULES or (key[0] in BESIDE and now[key] != own.get(key))
+        changed = now[key] != own.get(key)
+        loaded = (key[0] in OF_MODULES and (changed or kept[key] != other.get(key))) or (key[0] in BESIDE and changed)
+        loaded &= key[0] == PARAMS or key[0] in BESIDE or own.get(key) == other.get(key)
         if alike and loaded and key not in judging.transient and not _OF_PLACE.search(key[1]):
             told.append(key)
     found = judging.compare({key: kept[key] for key in told}, {key: now[key] for key in told}, load)
@@ -118,6 +124,14 @@ def takes_what_it_should_refuse(axis: str) -> str:
     return (
         f"`load` takes a checkpoint of a run with another {axis} without an error, though `altered` says that it "
         "refuses one: look at what it compares, and whether that is in the checkpoint."
+    )
+
+
+def by_their_place(keys: Sequence[Name]) -> str:
+    """A note on tensors of an optimizer that no module has, which have no name by which to find them."""
+    return (
+        "not compared, since it is called by its place in a param group, which the axis may change: "
+        f"{len(keys)} values, such as {called(*keys[0])}"
     )
 
 

@@ -431,7 +431,8 @@ def _how(mine: Sequence[Outline], its: Sequence[Outline], names: tuple[str, str]
     apart = int((~close_to(one, other, near, scale_of([one, other]))).any(axis=1).sum())
     again = [len(rows) - len(np.unique(rows, axis=0)) for rows in (one, other)]
     twice = [f", of which {number} come again {name}" for number, name in zip(again, names, strict=True) if number]
-    some = f", in {apart} of {len(one)} rows" if 0 < apart < len(one) else ""
+    what = "elements" if all(len(each.shape) == 1 for each in mine) else "rows"
+    some = f", in {apart} of {len(one)} {what}" if 0 < apart < len(one) else ""
     return f"{some}{twice[0]}" if len(twice) == 1 and len(one) > 1 and one.shape[1] > 1 else some
 
 

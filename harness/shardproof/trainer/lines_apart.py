@@ -424,7 +424,7 @@ def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
     """That a statement leaves other gradients or parameters, or any in one of two runs alone."""
     if parting.one and parting.first and parting.second and parting.first.path == RATE:
         rates = of_both((parting.first, parting.second), (f"in {ways[0]}", f"in {ways[1]}"))
-        return f"Line by line, the two part at {parting.one.shown()}{on}: it sets {RATE}, to {rates}."
+        return f"Line by line, {parting.one.shown()} sets {RATE} otherwise{on}, to {rates}."
     if parting.one and parting.first:
         return (
             f"Line by line, the two part at {parting.one.shown()}{on}: until there all is alike, as far as it is "

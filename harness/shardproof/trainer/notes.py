@@ -304,8 +304,8 @@ def frozen_is_stepped(names: Sequence[str], step: int, *, copies: bool) -> str:
 def declared_frozen_moves(names: Sequence[str], step: int, *, trainable: bool) -> str:
     """Parameters change that the trainer calls `frozen`. trainable: whether `requires_grad` is True of one."""
     why = (
-        "`requires_grad` is True of them, so look at what sets it, such as a wrapper or the load of an adapter, and at "
-        "which parameters the optimizer is given"
+        f"`requires_grad` is True of {'it' if len(names) == 1 else 'them'}, so look at what sets it, such as a wrapper "
+        "or the load of an adapter, at what puts another parameter in its place, and at which the optimizer is given"
     ) if trainable else (
         "`requires_grad` is False, so look at a gradient from before in `.grad`, and at copies that the optimizer steps"
     )  # fmt: skip

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from shardproof.trainer.line_values import dtype_told, is_number
 from shardproof.trainer.lines import BEGINS, ENDS, TENSOR, Statement
 
+_IN_PLACE = re.compile(r"\w+(\.\w+_\(|\[.*\]\s*[-+*/]?=)")
+
 
 def read_by(row: Sequence[Statement], place: tuple[str, int]) -> str:
     """What is said of a local tensor or number that a statement makes and that one other line reads, or none; empty of
@@ -24,6 +26,8 @@ def read_by(row: Sequence[Statement], place: tuple[str, int]) -> str:
     for at, statement in enumerate(row):
         if statement.place != (*place, ENDS):
             continue
+        if _IN_PLACE.match(statement.text):
+            return ""  # what it writes into may have other names
         for told in statement.values:
             value = told.text.startswith(TENSOR) or dtype_told(told.text) or is_number(told.text)
             if not told.path.isidentifier() or told.owner >= 0 or not value:

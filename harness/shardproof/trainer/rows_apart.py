@@ -39,7 +39,8 @@ def rows_apart(mine: Values, its: Values, ways: tuple[Mapping[Any, Values], Mapp
     if not 0 < int(apart.sum()) < apart.size:
         return ""
     few = len(mine.outlines) == 1 and 0 < len(rows) < len(one) and len(rows) <= MOST_ROWS_TOLD
-    told = f" (row{'s' * (len(rows) > 1)} {' and '.join(map(str, rows))}, counted from 0)" if few else ""
+    what = "element" if all(len(each.shape) == 1 for each in mine.outlines) else "row"
+    told = f" ({what}{'s' * (len(rows) > 1)} {' and '.join(map(str, rows))}, counted from 0)" if few else ""
     common = list(dict.fromkeys(_common(apart, ways)))[:MOST_COMMON]
     return f"{told}{', just where ' * bool(common)}{' and '.join(common)}"
 

@@ -327,7 +327,7 @@ NOT_MEASURED = inf
 def seen_too_little(names: Sequence[str], number: int) -> str:
     """Parameters of which a load cannot be seen."""
     told = f"{len(names)} of {number} parameters are what was saved before the load already"
-    return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
+    return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
 
 
 def listed(found: Sequence[Difference]) -> str:

@@ -47,7 +47,7 @@ def told(tmp_path: Path, function: str, *args: object, ways: tuple[object, objec
     ("function", "args", "ways", "common"),
     [
         ("returns", (VALUES, VALUES, *FLAGS), (True, False),
-         " (row 3, counted from 0), just where `truncated` is 1 (mine.py:3 "),
+         " (element 3, counted from 0), just where `truncated` is 1 (mine.py:3 "),
         ("smoothed", (torch.arange(1.0, 13.0).reshape(4, 3), LABELS), (True, False),
          " (rows 0 and 1, counted from 0), just where `labels` is -100 (mine.py:8 "),
         ("looked_up", (torch.arange(1.0, 13.0).reshape(6, 2), 2), (1.5, 1.0), " row by row (row 2, counted from 0)"),

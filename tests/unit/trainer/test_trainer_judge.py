@@ -298,6 +298,17 @@ def test_another_value_of_a_setting_changes_no_weights_and_no_moments(folder: Pa
     assert found["altered lr"].startswith("A run with another lr loads other weights or state than a run with the same")
 
 
+def test_what_a_build_makes_of_the_setting_and_no_load_changes_is_no_weight_that_is_lost(folder: Path) -> None:
+    buffer, scale = ("buffer", "angles"), ("param", "scale")
+
+    def fault(session: Session, op: Op, state: State) -> None:
+        if op.kind in ("build", "load"):
+            made = np.full(2, 2.0 if session.kind == "altered" else 1.0, np.float32)
+            state[buffer], state[scale] = made, made
+
+    assert not failed(judged(folder, fault))
+
+
 def test_a_load_that_is_to_refuse_passes_by_its_error_and_fails_without_one(folder: Path) -> None:
     made = simulation(folder, wins="refuse")
     session = next(each for each in sessions_of(made.scenario) if each.name == "altered lr")

@@ -75,7 +75,8 @@ def _values(
         own = found[each.kind == ENDS]
         for path, text in {told.path: told.text for told in each.values}.items():
             outline = outlines.get(text)
-            if outline is not None and not path.startswith(RESULT) and not outline.is_of_rows:
+            whole = outline is not None and len(outline.shape) <= 2 and not outline.is_of_rows  # and no sums
+            if outline is not None and whole and not path.startswith(RESULT):
                 own.setdefault(path, []).append(outline)
     read, made = ({path: numbers_of(own) for path, own in side.items() if len(own) == times} for side in found)
     return _in_one(read), _in_one(made)

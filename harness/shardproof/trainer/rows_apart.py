@@ -57,6 +57,8 @@ def _common(apart: npt.NDArray[np.bool_], ways: tuple[Mapping[Any, Values], Mapp
             or len(values.outlines) != len(its.outlines)
         ):
             continue
+        if any(len(each.shape) > 2 for each in values.outlines):
+            continue  # whose numbers are sums
         one, other = _whole(values.outlines), _whole(its.outlines)
         if one is None or other is None or not np.array_equal(one, other):
             continue

@@ -52,6 +52,13 @@ def test_of_a_tensor_that_becomes_zero_whole_nothing_is_told(tmp_path: Path) -> 
     assert edited(data, ("mine.py", 3)) == ""
 
 
+def test_of_sums_over_a_third_dimension_nothing_is_told(tmp_path: Path) -> None:
+    values, ends = torch.ones(2, 3, 2), torch.zeros(2, 3, 2)
+    ends[0, 0] = 1.0
+    data = ran(lambda: written(tmp_path, SOURCE).masks(values, ends))
+    assert edited(data, ("mine.py", 3)) == ""
+
+
 def test_a_mask_of_one_way_alone_is_told_with_its_line(tmp_path: Path) -> None:
     mine = written(tmp_path, SOURCE.replace("kept = values + 0.0 * ends", "other = kept = values + 0.0 * ends"))
     one, other = ({0: ran(lambda way=way: mine.either(VALUES, ENDS, way))} for way in (True, False))  # type: ignore[misc]

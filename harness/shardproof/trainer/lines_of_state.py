@@ -141,14 +141,14 @@ def that_seeds(ran: OfRanks, what: str) -> str:
 def never_hold(moments: Sequence[Sequence[Moment]], names: Sequence[str]) -> str:
     """The conditions of a step that hold in neither of two ways, on the first rank, of which one may skip what scales
     or reduces a gradient, and who set the flag that one reads; of those that one way alone comes to, the ones that read
-    a flag. Empty where there is none.
+    a flag. Empty where there is none. What holds in every so many steps, by a remainder, is left out.
 
     Args:
         moments: the operations of both ways until the step, which is the last. names: of the ways.
     """
     ways = [_failing(own) for own in moments]
     both = [line for line in ways[0] if ways[0][line] is not None and ways[1].get(line) is not None]
-    told = [f"{line}{ways[0][line] or ways[1][line]}" for line in both]
+    told = [f"{line}{flag}" for line in both for flag in [ways[0][line] or ways[1][line]] if flag or "%" not in line]
     for own, other, name in zip(ways, ways[::-1], names, strict=True):
         alone = ((line, flag) for line, flag in own.items() if flag and line not in other)
         told += [f"{line}, to which a run comes {name} alone{flag}" for line, flag in alone]

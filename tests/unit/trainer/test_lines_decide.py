@@ -142,6 +142,16 @@ class Engine:
 """
 
 
+def test_what_holds_in_every_so_many_steps_is_no_hint(tmp_path: Path) -> None:
+    module = written(
+        tmp_path, "def step(index):\n    if index % 4 == 0:\n        pass\n    if index > 4:\n        pass\n"
+    )
+    ways = [of_step(partial(module.step, 1)) for _ in range(2)]
+    assert never_hold(ways, ("with n=1", "with n=2")) == (
+        "In neither way this holds in the step: mine.py:5 (`if index > 4:`)."
+    )
+
+
 def test_who_set_the_flag_of_a_condition_is_told(tmp_path: Path) -> None:
     module = written(tmp_path, FLAGS)
 

@@ -26,7 +26,7 @@ from shardproof.trainer.every_mesh import BESIDE, STATE, Name, Values
 from shardproof.trainer.exchanged import exchanged
 from shardproof.trainer.rounding import FLOATS
 from shardproof.trainer.unsteady import is_garbage, largest
-from shardproof.trainer.wording import called, differ, first_in_a_step, first_of, listed
+from shardproof.trainer.wording import called, differ, first_in_a_step, first_of, is_raised, listed
 
 STARTS_AGAIN = {
     "scheduler": "The learning-rate schedule starts again from the beginning",
@@ -238,7 +238,7 @@ def refusal(used: Session, error: Failure | None, folder: Path) -> str:
     may; empty for any other end of the session. folder: into which it saves twice."""
     again, loaded = ([op.index for op in used.ops if op.kind == kind][-1:] for kind in ("save", "load"))
     removed = error is not None and [error.op] == loaded and not any(path.is_file() for path in folder.rglob("*"))
-    if error is None or ([error.op] != again and not removed) or error.type in ("died", "killed", "deadline"):
+    if error is None or ([error.op] != again and not removed) or not is_raised(error):
         return ""
     return (
         "a second load in the same process was not compared, since `save` refuses or removes a folder that has a "

@@ -13,13 +13,13 @@ from shardproof.diff import Difference
 from shardproof.program import FIT
 from shardproof.result import ArmResult, Failure
 from shardproof.trainer.arms import RESUMED, WHOLE, Session
-from shardproof.trainer.described import REFUSE
+from shardproof.trainer.described import REFUSE, RUN
 from shardproof.trainer.every_mesh import BESIDE, OF_A_RANK, OF_MODULES, Name
 from shardproof.trainer.judging import Judging
 from shardproof.trainer.rounding import PARAMS, At
 from shardproof.trainer.saved_and_loaded import that_load
 from shardproof.trainer.telling import paragraphs
-from shardproof.trainer.wording import called, differ, first_of
+from shardproof.trainer.wording import called, differ, first_of, is_raised
 from shardproof.verdict import Verdict
 
 NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
@@ -39,9 +39,9 @@ def altered(judging: Judging, session: Session) -> None:
     if load < 0:
         judging.not_compared(session.name, NO_ALTERED_FIT)
         return
-    own, other = judging.at(load - 1), judging.at(judging.loaded(resumed) - 1)
-    of_place = sorted(key for key in judging.at(load) if key[0] in (PARAMS, *BESIDE) and _OF_PLACE.search(key[1]))
-    if found := _loaded_otherwise(judging, (other, judging.at(judging.loaded(resumed))), (own, judging.at(load)), load):
+    loaded = judging.loaded(resumed)
+    (other, kept), (own, now) = ((judging.at(op - 1), judging.at(op)) for op in (loaded, load))
+    if found := _loaded_otherwise(judging, (other, kept), (own, now), load):
         sentence = paragraphs(loads_otherwise(found, axis), that_load(judging, load, found))
         judging.add(session.name, found, sentence)
         return
@@ -50,17 +50,17 @@ def altered(judging: Judging, session: Session) -> None:
         text = nothing_altered(axis)
         judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
         return
-    kept, now = judging.at(judging.loaded(resumed)), judging.at(load)
     odd = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
     if odd == changed:
         judging.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, neither(odd, axis), ()))
         return
-    wanted, told = own if wins == "run" else kept, changed - odd
+    wanted, told = own if wins == RUN else kept, changed - odd
     found = judging.compare(
         {key: wanted[key] for key in told if key in wanted},
         {key: now[key] for key in told if key in now},
         load,
     )
+    of_place = sorted(key for key in now if key[0] in (PARAMS, *BESIDE) and _OF_PLACE.search(key[1]))
     notes = [*([neither(odd, axis)] if odd else []), *([by_their_place(of_place)] if of_place else [])]
     judging.add(session.name, found, of_altered(found, axis, wins), notes)
 
@@ -76,14 +76,18 @@ def _loaded_otherwise(
     Args:
         of_resumed, of_altered: before the load and after it, of the run with the same value and of the other one.
     """
-    (other, kept), (own, now), told = of_resumed, of_altered, list[Name]()
-    for key in sorted(kept.keys() & now.keys()):
-        alike = (kept[key].dtype, kept[key].shape) == (now[key].dtype, now[key].shape)
+    (other, kept), (own, now) = of_resumed, of_altered
+
+    def is_loaded(key: Name) -> bool:
         changed = now[key] != own.get(key)
-        loaded = (key[0] in OF_MODULES and (changed or kept[key] != other.get(key))) or (key[0] in BESIDE and changed)
-        loaded &= key[0] == PARAMS or key[0] in BESIDE or own.get(key) == other.get(key)
-        if alike and loaded and key not in judging.transient and not _OF_PLACE.search(key[1]):
-            told.append(key)
+        if key[0] in BESIDE:
+            return changed
+        begun_alike = key[0] == PARAMS or own.get(key) == other.get(key)
+        return key[0] in OF_MODULES and begun_alike and (changed or kept[key] != other.get(key))
+
+    both = (key for key in kept.keys() & now.keys() if key not in judging.transient and not _OF_PLACE.search(key[1]))
+    same = (key for key in both if (kept[key].dtype, kept[key].shape) == (now[key].dtype, now[key].shape))
+    told = sorted(filter(is_loaded, same))
     found = judging.compare({key: kept[key] for key in told}, {key: now[key] for key in told}, load)
     judging.looked_at = 0  # which is no comparison of settings
     return found
@@ -95,8 +99,7 @@ _OF_PLACE = re.compile(r"(^|\.)group[0-9]+\.[0-9]+$")
 def _refused(judging: Judging, session: Session) -> None:
     """Whether a load raises, as it is to of a checkpoint of another value of an axis."""
     error, axis = judging.failures.get(session.name), session.of
-    raised = error is not None and error.type not in ("died", "killed", "deadline")
-    if error is not None and raised and error.op in (session.first("load"), session.first(FIT)):
+    if error is not None and is_raised(error) and error.op in (session.first("load"), session.first(FIT)):
         judging.found.append(ArmResult(session.name, Verdict.PASS.value, "", (refuses(axis, error),)))
     elif not judging.ended(session):
         told = takes_what_it_should_refuse(axis)

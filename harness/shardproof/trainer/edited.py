@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from shardproof.trainer.held import Numbers, numbers_of
-from shardproof.trainer.lines import BEGINS, ENDS, RESULT, Outline, Statement, outlines_of, unpacked
+from shardproof.trainer.lines import BEGINS, ENDS, RESULT, Outline, Statement
 
 LEAST = 4
 """Fewer elements may be alike by chance."""
@@ -20,14 +20,14 @@ MOST_COMMON = 2
 """Values that a sentence names which are one number just there."""
 
 
-def edited(data: bytes, place: tuple[str, int]) -> str:
+def edited(row: Sequence[Statement], outlines: Mapping[str, Outline], place: tuple[str, int]) -> str:
     """What a statement makes out of a tensor of which most elements stay, with a comma in front: of which it was, how
     many are another number, and what else is one number just there. Empty of all others.
 
     Args:
-        data: what ran in an operation, packed. place: file and line of the statement.
+        row: what ran in an operation. outlines: text of a tensor → its outline. place: file and line of the statement.
     """
-    read, made = _values(unpacked(data), outlines_of(data), place)
+    read, made = _values(row, outlines, place)
     for path, after in made.items():
         for source, before in read.items():
             if not _is_mostly(before, after):

@@ -42,6 +42,16 @@ def given_by_op(records: Iterable[Record]) -> dict[int, dict[int, Hashable]]:
     return found
 
 
+def of_each_call(records: Iterable[Record], place: int) -> dict[int, dict[int, list[Any]]]:
+    """Operation → rank → what all of its calls have in a list of theirs, in order. place: of the list in a call."""
+    found: dict[int, dict[int, list[Any]]] = {}
+    for record in records:
+        if record.role == GIVEN:
+            calls = json.loads(record.data)
+            found.setdefault(record.op, {})[record.rank] = [each for call in calls for each in call[place]]
+    return found
+
+
 def rows_by_op(records: Iterable[Record]) -> dict[int, int]:
     """Operation → how many rows of data the models of all ranks were given; what several ranks, or several
     calls of one, have alike counts once."""

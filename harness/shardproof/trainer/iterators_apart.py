@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from shardproof.trainer import wording
 from shardproof.trainer.lines import BEGINS, BEHIND, ENDS, Moment, Statement, Told, last_word, shown, unpacked
 
 MOST_VALUES = 3
@@ -78,7 +79,7 @@ def _began(first: Statement, moments: Sequence[Moment], rank: int) -> tuple[str,
         row = unpacked(ran[rank]) if rank in ran else ()
         at = next((at for at, each in enumerate(row) if each.place == first.place), None)
         if at is not None:
-            return f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`", row[at:]
+            return wording.at(op), row[at:]
     return "", ()
 
 

@@ -238,12 +238,15 @@ class Judging:
     def _reduced_in_others(self, op: int, numbers: int) -> str:
         """In which other steps of a session something is reduced that may be a gradient, where it is not in one, as a
         sentence with a space in front; empty where it is in none."""
-        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        session = self._session_of(op)
         others = [each for each in session.ops if each.kind == "step" and each.index != op]
         ranks = [self.collectives.get(each.index, {}) for each in others]
         steps = [str(each.iteration) for each, own in zip(others, ranks, strict=True)
                  if len(own) > 1 and not not_reduced(numbers, own)]  # fmt: skip
         return f" In step{'s' * (len(steps) > 1)} {', '.join(steps)} of the same run it is." if steps else ""
+
+    def _session_of(self, op: int) -> Session:
+        return next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
 
     def lines_of_ranks(self) -> str:
         """What the trainer's own lines say of the first operation after which ranks disagree."""
@@ -261,7 +264,7 @@ class Judging:
     def _drawn_and_not_reduced(self, op: int, wrong: Sequence[str]) -> str:
         """Of parameters that ranks have differently after a build: which lines of it draw otherwise on each rank, and
         that nothing is reduced in the first step that may be a gradient of one."""
-        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        session = self._session_of(op)
         build, *later = (each for each in session.ops if each.index >= op)
         if build.kind != "build":
             return ""
@@ -269,11 +272,9 @@ class Judging:
         values, ranks = self.at(op), self.collectives.get(step, {})
         sizes = {name: prod(values[PARAMS, name].shape) for name in wrong if (PARAMS, name) in values}
         given = {name for name, word in self.gradients.get(step, {}).items() if word in (GRADIENT, ZEROS)}
-        alone = [name for name, size in sizes.items() if name in given and not_reduced(size, ranks)]
-        first = next((not_reduced(sizes[name], ranks) for name in alone), "")
-        gradients = (
-            f"Nor are gradients of {one_or_many(alone)} seen to be reduced in the first step. {first}" if alone else ""
-        )
+        alone = {name: why for name, size in sizes.items() if name in given and (why := not_reduced(size, ranks))}
+        seen = f"Gradients of {one_or_many([*alone])} are not seen to be reduced in the first step."
+        gradients = f"{seen} {next(iter(alone.values()))}" if alone else ""
         return paragraphs(drawn_by_ranks([Moment(build, self.ran.get(op, {}))]), gradients)
 
     def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
@@ -286,7 +287,7 @@ class Judging:
         left = logical(expected)
         self.looked_at += len(left)
         found = diff(left, logical(observed), (), (LAZY_STATE,))
-        session = next(each for each in self.sessions if each.ops[0].index <= op <= each.ops[-1].index)
+        session = self._session_of(op)
         before = self._by_op.get(op - 1, {}) if op > session.ops[0].index else {}
         settings = {name: value for name, value in self._by_op.get(op, {}).items() if name[0] == SETTING}
         steps = [one for one in session.ops if one.kind == "step" and one.index <= op]

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from shardproof.trainer import wording
 from shardproof.trainer.iterators_apart import done_again, made_anew
 from shardproof.trainer.lines import (
     BEGINS,
@@ -151,7 +152,8 @@ def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[S
     object that it asks is not alike."""
     if parting.kind != MADE or parting.one is None:
         return None
-    windows, starts = list[dict[tuple[str, int, int], int]](), _starts(parting, (one, other))
+    windows = list[dict[tuple[str, int, int], int]]()
+    starts = [begin_of(row, end) for row, end in zip((one, other), parting.at, strict=True)]
     for row, start, end in zip((one, other), starts, parting.at, strict=True):
         windows.append({row[number].place: number for number in range(start, end) if row[number].of_generator})
     inside = [(windows[0][place], windows[1][place]) for place in windows[0] if place in windows[1]]
@@ -163,13 +165,6 @@ def _in_generators(parting: Parting, one: Sequence[Statement], other: Sequence[S
                 told, second = (each._replace(path=each.path.removeprefix(BEHIND)) for each in (told, second))
                 return Parting(READ, one[at[0]], other[at[1]], told, second, at)
     return None
-
-
-def _starts(parting: Parting, rows: Sequence[Sequence[Statement]]) -> list[int]:
-    """Where in either row the statement begins that ends where the two part."""
-    begins = parting.one and (parting.one.file, parting.one.line, BEGINS)
-    return [next((place for place in range(end, -1, -1) if row[place].place == begins), end)
-            for row, end in zip(rows, parting.at, strict=True)]  # fmt: skip
 
 
 def behind_which(turn: Parting, rows: tuple[Sequence[Statement], Sequence[Statement]], ways: tuple[str, str]) -> str:
@@ -221,7 +216,7 @@ def followed(
                          for way, value, setter, own in each if setter)  # fmt: skip
         return f" {told[0].upper()}{told[1:]}." if told else ""
     rows = [unpacked(own[-1 - each.moment].ran[rank]) for own, each in zip(moments, (one, other), strict=True)]
-    begins = [begin_of(row, setter) for row, setter in zip(rows, (one, other), strict=True)]
+    begins = [begin_of(row, setter.at) for row, setter in zip(rows, (one, other), strict=True)]
     reads = [rows[side][begin].values for side, begin in enumerate(begins)]
     known = {told.path: told for told in reads[1]}
     pairs = [(told, known[told.path]) for told in reads[0] if told.path in known and (told.is_plain or draws(told))]
@@ -300,7 +295,7 @@ def wrote_before(
             if apart is None:
                 continue
             alike = f"the same {' and '.join(f'`{path}`' for path in same[:MOST_PLACES])} and of " if same else ""
-            when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+            when = wording.at(op)
             who = followed(apart, ways, moments, rank, (mine, its), (back, 0))
             return f"{load[its].shown()} wrote them in {when} too, out of {alike}another `{apart[0].path}`.{who}"
     return ""
@@ -357,8 +352,8 @@ def sentence(
         values = f"not the same in {ways[0]} and in {ways[1]}"
     if parting.kind == MADE:
         rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
-        inside = (row[start:end] for row, start, end in zip(rows, _starts(parting, rows), parting.at, strict=True))
-        anew = made_anew((next(inside), next(inside)), moments[0], rank, ways)
+        mine, its = (row[begin_of(row, end) : end] for row, end in zip(rows, parting.at, strict=True))
+        anew = made_anew((mine, its), moments[0], rank, ways)
         return (
             f"Line by line, the two part at {one.shown()}{on}: out of what is alike, as far as it is looked at, it "
             f"makes `{first.path}`, which is {values}.{anew}"

@@ -96,11 +96,19 @@ def lines_of(
         if first or not (gradients or reached)
         else judging.explained(partial(_of_backward, step, ways, close, reached=reached))
     )
+    early = False
+
+    def of_rates() -> str:
+        nonlocal early
+        rates, at = rates_set(one, other, ways)
+        early = at >= 0
+        return paragraphs(rates, "" if first or not early else _in_step(at, (one, other), ways, close, leave))
+
+    rates = judging.explained(of_rates)
+    beyond = "" if first else not_held(step[0]) or not_held(step[1])
+    made = paragraphs(first, beyond, of_backward)
     # rates of a step before are why this one makes other values, and those of this step may follow from these
-    rates = [judging.explained(partial(_of_rates, (one, other), ways, close, leave, alike=not first, before=before))
-             for before in (True, False)]  # fmt: skip
-    beyond = not first and (not_held(step[0]) or not_held(step[1]))
-    told = paragraphs(rates[0], first, beyond or "", of_backward, rates[1])
+    told = paragraphs(rates, made) if early else paragraphs(made, rates)
     return told, paragraphs(judging.explained(of_step), of_build)
 
 
@@ -111,22 +119,18 @@ def _of_backward(step: tuple[OfRanks, OfRanks], ways: tuple[str, str], near: flo
     return paragraphs(flow_apart(*step, ways, near), alike, cut)
 
 
-def _of_rates(
-    moments: tuple[Sequence[Moment], Sequence[Moment]], ways: tuple[str, str], near: float, leave: Collection[Name], *,
-    alike: bool, before: bool,
+def _in_step(
+    number: int, moments: tuple[Sequence[Moment], Sequence[Moment]], ways: tuple[str, str], near: float,
+    leave: Collection[Name],
 ) -> str:  # fmt: skip
-    """Return the lines that set other rates and, if all values are alike, the values that differ in an earlier step;
-    empty where none of them was set in a step before, but for what this one set, or the other way round."""
-    rates, step = rates_set(*moments, ways)
-    if before != (step >= 0):
+    """Return the first value of an earlier step that two ways do not have alike or, without one, the lines that they do
+    not run alike there; empty where either has not run the step."""
+    there = [each.ran for own in moments for each in own if each.op.kind == "step" and each.op.iteration == number]
+    if len(there) != len(moments):
         return ""
-    there = [each for own in moments for each in own if each.op.kind == "step" and each.op.iteration == step]
-    if len(there) != len(moments) or not alike:
-        return rates
     one, other = there
-    when = f"step {step}"
-    told = first_apart(one.ran, other.ran, ways, near, leave, when)[0]
-    return paragraphs(rates, told or of_two_ways(one.ran, other.ran, ways, f"of {when}"))
+    told = first_apart(one, other, ways, near, leave, f"step {number}")[0]
+    return told or of_two_ways(one, other, ways, f"of step {number}")
 
 
 def _callers(step: tuple[OfRanks, OfRanks], where: Where) -> list[Statement]:

@@ -18,13 +18,12 @@ from shardproof.trainer.lines import (
     WRITTEN,
     Moment,
     OfRanks,
-    Statement,
     last_word,
     shown,
     touched,
     unpacked,
 )
-from shardproof.trainer.setters import set_last, with_values
+from shardproof.trainer.setters import begin_of, set_last, with_values
 
 MOST_SETS = 4
 """Statements of a load that a sentence names."""
@@ -169,21 +168,21 @@ def _failing(moments: Sequence[Moment]) -> dict[str, str | None]:
         if statement.values[0].text == "True" or found.get(line, "") is None:
             found[line] = None
         elif line not in found:
-            found[line] = _flag(statement, moments, rank, at)
+            found[line] = _flag(moments, rank, at)
     return found
 
 
-def _flag(decided: Statement, moments: Sequence[Moment], rank: int, number: int) -> str:
+def _flag(moments: Sequence[Moment], rank: int, number: int) -> str:
     """Which flag a condition reads that is False, and who set it, with a comma in front; empty where it reads none.
 
     Args:
         number: the place of the condition in the last operation.
     """
     row = unpacked(moments[-1].ran[rank])
-    begins = (decided.file, decided.line, BEGINS)
-    at = next((at for at in range(number, -1, -1) if row[at].place == begins), -1)
-    flag = next((told for told in row[at].values if told.text == "False" and not told.path.startswith(BEHIND)), None)
-    setter = set_last(flag, moments, rank, at) if at >= 0 and flag else None
+    at = begin_of(row, number)
+    read = row[at].values if row[at].kind == BEGINS else ()
+    flag = next((told for told in read if told.text == "False" and not told.path.startswith(BEHIND)), None)
+    setter = set_last(flag, moments, rank, at) if flag else None
     return f", where `{flag.path}` is False, and {setter.told()}" if flag and setter else ""
 
 
@@ -193,9 +192,7 @@ def that_ended(ran: OfRanks) -> str:
     row = unpacked(ran[min(ran)]) if ran else ()
     failed = [at for at, each in enumerate(row) if each.kind == DECIDES and each.values[0].text == "False"]
     loops = [at for at in failed if row[at].text.startswith("while ")]
-    at = (loops or failed or [-1])[-1]
-    begins = (row[at].file, row[at].line, BEGINS) if at >= 0 else None
-    begin = next((row[back] for back in range(at, -1, -1) if row[back].place == begins), None)
-    if begin is None:
+    if not failed:
         return ""
-    return f" The last condition that did not hold: {with_values(begin)}."
+    begin = row[begin_of(row, (loops or failed)[-1])]
+    return f" The last condition that did not hold: {with_values(begin)}." if begin.kind == BEGINS else ""

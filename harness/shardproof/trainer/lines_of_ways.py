@@ -38,6 +38,7 @@ from shardproof.trainer.lines import (
     OfRanks,
     Statement,
     Told,
+    outlines_of,
     rated_of,
     reductions_of,
     reductions_told,
@@ -153,7 +154,7 @@ def _lines(
 ) -> Iterator[_Line]:  # fmt: skip
     """What is said of each statement that two ways do not run alike, in the order in which the statements run first."""
     ways = [_by_place(_heads_of_jumps(row)) for row in rows]
-    heads = [*map(heads_of, packed)]
+    heads, outlines = [*map(heads_of, packed)], [*map(outlines_of, packed)]
     told = set[str]()
     paired = dict(_paired(ways, names, seen) if numbers else ())
     for place in dict.fromkeys((*ways[0], *ways[1])):
@@ -180,7 +181,7 @@ def _lines(
         asks = place if mine and its else (head.file, head.line) if head and after else None
         way = -1 if mine and its else 0 if mine else 1
         alone = way >= 0 and "makes `" in said[1]
-        masks = edited(packed[way], place) if alone else ""
+        masks = edited(rows[way], outlines[way], place) if alone else ""
         goes = f"{masks}{read_by(rows[way], place)}" if alone else ""
         telling = min(said[0], MASKS) if masks else said[0]
         yield _Line(telling + asked_for, f"{(mine or its)[0].shown()} {said[1]}{goes}", asks, after, way, place)

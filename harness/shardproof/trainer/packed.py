@@ -6,12 +6,11 @@ that are packed into rows of one length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from shardproof.observe.record import Record
-from shardproof.trainer.arms import GIVEN
+from shardproof.trainer.given import of_each_call
 
 LEAST = 6
 """How many numbers have to be the same."""
@@ -24,12 +23,7 @@ _PLACE = 9
 
 def numbers_given_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[int]]]:
     """Operation → rank → the whole numbers that its models were given, in order; empty of other data."""
-    found: dict[int, dict[int, list[int]]] = {}
-    for record in records:
-        if record.role == GIVEN:
-            calls = json.loads(record.data)
-            found.setdefault(record.op, {})[record.rank] = [number for call in calls for number in call[_PLACE]]
-    return found
+    return of_each_call(records, _PLACE)
 
 
 def cut_elsewhere(own: Sequence[int], step: int, steps: Mapping[int, Sequence[int]]) -> str:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardproof.trainer.lines import RATE, TOUCHES, Moment, Statement, unpacked
+from shardproof.trainer import wording
+from shardproof.trainer.lines import RATE, TOUCHES, Moment, unpacked
 from shardproof.trainer.nested import heads_of
 from shardproof.trainer.setters import with_values
 
@@ -47,25 +48,29 @@ def rates_set(one: Sequence[Moment], other: Sequence[Moment], names: tuple[str, 
 
 def _in_effect(moments: Sequence[Moment]) -> _Set | None:
     """What set the rates last, on the first rank, before the last operation wrote parameters."""
-    found: _Set | None = None
-    for at, (op, ran) in enumerate(moments):
-        last = at == len(moments) - 1
-        when = ("this step" if last else f"step {op.iteration}") if op.kind == "step" else f"`{op.kind}`"
-        earlier = op.iteration if op.kind == "step" and not last else -1
-        row = unpacked(ran[min(ran)]) if ran else ()
-        for number, statement in enumerate(row):
+    found: tuple[int, int, str] | None = None  # the operation, the statement there, and the rates
+    for at, (_, ran) in enumerate(moments):
+        for number, statement in enumerate(unpacked(ran[min(ran)]) if ran else ()):
             touched = {told.path: told.text for told in statement.values} if statement.kind == TOUCHES else {}
-            if last and statement.file and "parameters" in touched:
+            if at == len(moments) - 1 and statement.file and "parameters" in touched:
                 break
             if RATE in touched:
-                behind = _behind(ran[min(ran)], row, number)
-                found = _Set(tuple(touched[RATE].split(", ")), f"{statement.shown()} in {when}{behind}", earlier)
-    return found
+                found = at, number, touched[RATE]
+    if found is None:
+        return None
+    at, number, rates = found
+    (op, ran), last = moments[at], at == len(moments) - 1
+    data = ran[min(ran)]
+    when = "this step" if last and op.kind == "step" else wording.at(op)
+    earlier = op.iteration if op.kind == "step" and not last else -1
+    told = f"{unpacked(data)[number].shown()} in {when}{_behind(data, number)}"
+    return _Set(tuple(rates.split(", ")), told, earlier)
 
 
-def _behind(data: bytes, row: Sequence[Statement], number: int) -> str:
+def _behind(data: bytes, number: int) -> str:
     """The `if` that decided whether a statement ran, with what it read the last time before it, with a comma in front;
     empty where none did."""
+    row = unpacked(data)
     own = row[number]
     heads = (head for head in heads_of(data).get((own.file, own.line), ()) if _DECIDES.match(head.text))
     head = next((each for head in heads for each in reversed(row[:number]) if each.place == head.place), None)

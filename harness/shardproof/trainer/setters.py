@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shardproof.trainer import wording
 from shardproof.trainer.lines import BEGINS, BEHIND, ENDS, Moment, Statement, Told, last_word, shown, unpacked
 
 
@@ -45,7 +46,7 @@ def set_last(told: Told, moments: Sequence[Moment], rank: int, number: int, back
                 local = told.owner < 0 and made.owner < 0 and made.path == told.path and made.text == told.text
                 if not mine and not local:
                     continue
-                when = f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+                when = wording.at(op)
                 # An object may have the number of another one that is gone. A tensor may be written since.
                 right = made.text == told.text or not told.is_plain
                 if not right:
@@ -125,7 +126,7 @@ def came_from(told: Told, setter: Setter, moments: Sequence[Moment], rank: int, 
         moments: as in `set_last`.
     """
     row = unpacked(moments[-1 - setter.moment].ran[rank])
-    begin = begin_of(row, setter)
+    begin = begin_of(row, setter.at)
     right = setter.statement.text.partition("=")[2].partition("#")[0].strip().replace('"', "'")
     if _CONSTANT.fullmatch(right) and not depth:
         return _decided_by(row, begin)
@@ -186,10 +187,10 @@ def _made_whole(told: Told, row: Sequence[Statement], number: int) -> int | None
     return next(found, None)
 
 
-def begin_of(row: Sequence[Statement], setter: Setter) -> int:
-    """Where in a row the statement that set a value begins."""
-    begins = (setter.statement.file, setter.statement.line, BEGINS)
-    return next((place for place in range(setter.at, -1, -1) if row[place].place == begins), setter.at)
+def begin_of(row: Sequence[Statement], at: int) -> int:
+    """Where in a row a statement begins of which another moment is told at a place; that place if it begins nowhere."""
+    begins = (row[at].file, row[at].line, BEGINS)
+    return next((place for place in range(at, -1, -1) if row[place].place == begins), at)
 
 
 _CALLS = re.compile(r"[\w., ]+=\s*[\w.]+\(.*\)\s*(#.*)?$")
@@ -206,7 +207,7 @@ def given_by(rows: Sequence[Sequence[Statement]], setters: Sequence[Setter], way
     for row, setter, way in zip(rows, setters, ways, strict=True):
         if not _CALLS.match(setter.statement.text):
             return ""
-        inside = row[begin_of(row, setter) : setter.at]
+        inside = row[begin_of(row, setter.at) : setter.at]
         returns = [each for each in inside if each.kind == BEGINS and each.text.startswith("return ")]
         if not returns:
             return ""

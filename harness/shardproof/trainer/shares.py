@@ -8,12 +8,11 @@ Ranks that a model is sharded over by tensor parallelism are all given the same,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from shardproof.observe.record import Record
-from shardproof.trainer.arms import GIVEN
+from shardproof.trainer.given import of_each_call
 
 OfRanks = Mapping[int, Sequence[str]]
 """Rank → digests of the samples that it was given in a step, in order."""
@@ -27,12 +26,7 @@ LEAST = 2
 
 def shares_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[str]]]:
     """Operation → rank → digests of the samples that its models were given, in order."""
-    found: dict[int, dict[int, list[str]]] = {}
-    for record in records:
-        if record.role == GIVEN:
-            calls = json.loads(record.data)
-            found.setdefault(record.op, {})[record.rank] = [sample for call in calls for sample in call[_SAMPLES]]
-    return found
+    return of_each_call(records, _SAMPLES)
 
 
 def in_common(own: OfRanks, steps: Mapping[int, OfRanks], step: int) -> str:

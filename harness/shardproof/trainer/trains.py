@@ -112,42 +112,48 @@ def trains(judging: Judging) -> None:
         seen = all_seen(judging, later)
         text = nothing_trains_later(len(later), last, why_still(names, seen) or why_each(names, seen))
     else:
-        again = data_repeat(judging, judging.whole)
-        zero = sorted(
-            name for role, name in last
-            if role == "buffer" and stays_zero([judging.at(op).get((role, name)) for op in (moments[0], *steps)])
-        )  # fmt: skip
-        undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
-        at_random = _frozen_at_random(judging, undeclared)
-        notes += [frozen_at_random(at_random)] if at_random else []
-        undeclared.sort(key=lambda name: name not in at_random)
-        why = why_each(undeclared, all_seen(judging, steps))
-        notes += [never_moved(undeclared, params, why)] if undeclared else []
-        behind = left_behind([judging.at(op) for op in (moments[0], *steps)])
-        zeros = buffers_stay_zero(zero) if zero else ""
-        notes += [told for told in (behind, zeros, again, same_data(judging), ranks_overlap(judging)) if told]
-        numbers = [judging.plain.get(op, {}) for op in (moments[0], *steps)]
-        of_steps = [Moment(op, judging.ran.get(op.index, {})) for op in judging.whole.ops if op.index in steps]
-        counted = counted_apart(numbers, _updates(judging, steps))
-        grows = judging.explained(lambda: uneven(numbers, of_steps))
-        lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
-        idle = _at_rate_zero(judging)
-        notes += [
-            told
-            for told in (
-                counted,
-                grows,
-                next(filter(None, lost), ""),
-                idle,
-                *_measured(judging),
-                _schedule(judging, last),
-            )
-            if told
-        ]
+        notes += [*_of_parameters(judging, still, params), *_of_steps(judging, [moments[0], *steps], last)]
         notes += [schedule_runs_on(one.step, one.scale) for one in skipped if one.schedule][:1]
         judging.found += [ArmResult(TRAINS, Verdict.PASS.value, "", tuple(notes))] if notes else []
         return
     judging.found.append(ArmResult(TRAINS, Verdict.UNKNOWN.value, text, ()))
+
+
+def _of_parameters(judging: Judging, still: Sequence[str], number: int) -> Iterator[str]:
+    """Notes on parameters that stay in a run that moves others. number: of all parameters."""
+    undeclared = [name for name in still if not fits(without_rank(name), judging.trainer.frozen)]
+    if not undeclared:
+        return
+    seen = all_seen(judging, [op.index for op in judging.whole.ops if op.kind == "step"])
+    at_random = _frozen_at_random(judging, [name for name in undeclared if are_frozen([name], seen)])
+    if at_random:
+        yield frozen_at_random(at_random)
+    undeclared.sort(key=lambda name: name not in at_random)
+    yield never_moved(undeclared, number, why_each(undeclared, seen))
+
+
+def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[str]:
+    """Notes on what the steps of a run that trains do. moments: the build and the steps. last: what there was in the
+    end."""
+    _, *steps = moments
+    states, numbers = [judging.at(op) for op in moments], [judging.plain.get(op, {}) for op in moments]
+    zero = sorted(name for role, name in last
+                  if role == "buffer" and stays_zero([state.get((role, name)) for state in states]))  # fmt: skip
+    of_steps = [Moment(op, judging.ran.get(op.index, {})) for op in judging.whole.ops if op.index in steps]
+    lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
+    yield from filter(None, (
+        left_behind(states),
+        buffers_stay_zero(zero) if zero else "",
+        data_repeat(judging, judging.whole),
+        same_data(judging),
+        ranks_overlap(judging),
+        counted_apart(numbers, _updates(judging, steps)),
+        judging.explained(lambda: uneven(numbers, of_steps)),
+        next(filter(None, lost), ""),
+        _at_rate_zero(judging),
+        *_measured(judging),
+        _schedule(judging, last),
+    ))  # fmt: skip
 
 
 BY_HAND = (
@@ -232,17 +238,16 @@ def _updates(judging: Judging, steps: list[int]) -> int:
     return grown.pop() if len(grown) == 1 else 0
 
 
-def _frozen_at_random(judging: Judging, still: Sequence[str]) -> list[str]:
+def _frozen_at_random(judging: Judging, frozen: Sequence[str]) -> list[str]:
     """Name the frozen parameters that two builds with other seeds make otherwise, unless builds make all of them so."""
     resumed = judging.named(RESUMED)
     builds = [each.first("build") for each in (judging.whole, resumed) if each is not None]
     if len(builds) < 2 or not {*builds} <= {*judging.seen}:
         return []
     one, other = map(judging.at, builds)
-    seen = all_seen(judging, [op.index for op in judging.whole.ops if op.kind == "step"])
-    frozen = [name for name in still if are_frozen([name], seen) and (PARAMS, name) in one.keys() & other.keys()]
-    found = [name for name in frozen if one[PARAMS, name] != other[PARAMS, name]]
-    return found if len(found) < len(frozen) else []
+    there = [name for name in frozen if (PARAMS, name) in one.keys() & other.keys()]
+    found = [name for name in there if one[PARAMS, name] != other[PARAMS, name]]
+    return found if len(found) < len(there) else []
 
 
 def all_seen(judging: Judging, steps: list[int]) -> OfParameters:

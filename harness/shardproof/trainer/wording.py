@@ -75,7 +75,7 @@ def of_failure(session: Session, error: Failure, trainer: Described) -> ArmResul
     if error.type == "Unsupported":
         return ArmResult(name, Verdict.UNSUPPORTED.value, error.message, ())
     unasked = session.kind == OTHER and session.of not in trainer.axes.get("mesh", ())
-    raised = error.type not in ("died", "killed", "deadline")
+    raised = is_raised(error)
     if unasked and raised and session.ops and error.op == session.ops[0].index:
         told = f"not compared: the trainer cannot be built on one rank, which it does not name ({error.type})"
         return ArmResult(name, Verdict.UNSUPPORTED.value, told, ())
@@ -458,6 +458,11 @@ def shown(first: str) -> str:
         text = first[1:].rpartition(first[0])[0] or first[1:].partition(first[0])[0]
         return re.sub(r"\b(float|int|str|bool) ", "", text) if "(" in text else text.partition(" ")[2] or text
     return first.split(" ", 1)[0] if first else "nothing"
+
+
+def is_raised(error: Failure) -> bool:
+    """Whether a rank has raised an exception, and has neither died nor hung."""
+    return error.type not in ("died", "killed", "deadline")
 
 
 def at(op: Op) -> str:

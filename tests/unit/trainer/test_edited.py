@@ -8,6 +8,7 @@ import pytest
 import torch
 from line_cases import ran, written
 from shardproof.trainer.edited import edited
+from shardproof.trainer.lines import outlines_of, unpacked
 from shardproof.trainer.lines_of_ways import of_two_ways
 
 SOURCE = """
@@ -44,19 +45,19 @@ VALUES, ENDS = torch.arange(1.0, 7.0), torch.tensor([0.0, 0, 1, 0, 0, 1])
 )
 def test_elements_that_become_one_number_are_told(tmp_path: Path, function: str, line: int, told: str) -> None:
     data = ran(lambda: getattr(written(tmp_path, SOURCE), function)(VALUES, ENDS))
-    assert edited(data, ("mine.py", line)) == told
+    assert edited(unpacked(data), outlines_of(data), ("mine.py", line)) == told
 
 
 def test_of_a_tensor_that_becomes_zero_whole_nothing_is_told(tmp_path: Path) -> None:
     data = ran(lambda: written(tmp_path, SOURCE).masks(VALUES, torch.ones(6)))
-    assert edited(data, ("mine.py", 3)) == ""
+    assert edited(unpacked(data), outlines_of(data), ("mine.py", 3)) == ""
 
 
 def test_of_sums_over_a_third_dimension_nothing_is_told(tmp_path: Path) -> None:
     values, ends = torch.ones(2, 3, 2), torch.zeros(2, 3, 2)
     ends[0, 0] = 1.0
     data = ran(lambda: written(tmp_path, SOURCE).masks(values, ends))
-    assert edited(data, ("mine.py", 3)) == ""
+    assert edited(unpacked(data), outlines_of(data), ("mine.py", 3)) == ""
 
 
 def test_a_mask_of_one_way_alone_is_told_with_its_line(tmp_path: Path) -> None:

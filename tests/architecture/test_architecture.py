@@ -116,27 +116,34 @@ CHILD = (
     "shardproof.torch_loop.optimizers",
     "shardproof.torch_loop.streams",
     "shardproof.torch_schedules",
-    "shardproof.trainer.altered",
-    "shardproof.trainer.at_the_end",
-    "shardproof.trainer.harmless",
-    "shardproof.trainer.judge",
-    "shardproof.trainer.judging",
-    "shardproof.trainer.line_by_line",
-    "shardproof.trainer.lines_of_cell",
-    "shardproof.trainer.other_mesh",
-    "shardproof.trainer.portrait",
-    "shardproof.trainer.saved_and_loaded",
-    "shardproof.trainer.second_resume",
-    "shardproof.trainer.trains",
-    "shardproof.trainer.twin",
-    "shardproof.trainer.two_ways",
-    "shardproof.trainer.waiting",
-    "shardproof.trainer.whose_data",
+    "shardproof.trainer.judge.altered",
+    "shardproof.trainer.judge.at_the_end",
+    "shardproof.trainer.judge.harmless",
+    "shardproof.trainer.judge.cell",
+    "shardproof.trainer.judge.judging",
+    "shardproof.trainer.judge.line_by_line",
+    "shardproof.trainer.judge.lines_of_cell",
+    "shardproof.trainer.judge.other_mesh",
+    "shardproof.trainer.judge.portrait",
+    "shardproof.trainer.judge.saved_and_loaded",
+    "shardproof.trainer.judge.second_resume",
+    "shardproof.trainer.judge.trains",
+    "shardproof.trainer.judge.twin",
+    "shardproof.trainer.judge.two_ways",
+    "shardproof.trainer.judge.waiting",
+    "shardproof.trainer.judge.whose_data",
 )
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
 is a rank's too. Every other module, new ones too, is the parent's."""
 
-CHECKERS = ("diff", "laboratory.judge", "observe.assemble", "oracle.twin", "trainer.twin", "diagnosis.rules.engine")
+CHECKERS = (
+    "diff",
+    "laboratory.judge",
+    "observe.assemble",
+    "oracle.twin",
+    "trainer.judge.twin",
+    "diagnosis.rules.engine",
+)
 """Modules that decide; their docstrings say what they verify and what they do not."""
 
 

@@ -180,8 +180,8 @@ def _examined(file: str, asked: Asked) -> int:
     from shardproof.space.plan import Plan
     from shardproof.trainer.arms import program_of
     from shardproof.trainer.described import described
-    from shardproof.trainer.longer import cut_short, longer, told_of
-    from shardproof.trainer.text import cell_text, lead_to_alike, render
+    from shardproof.trainer.judge.longer import cut_short, longer, told_of
+    from shardproof.trainer.report.text import cell_text, lead_to_alike, render
 
     found = described(file)
     modules = load_plugins((found.plugin,))
@@ -244,7 +244,7 @@ def _in_a_later_epoch(results: Sequence[Result]) -> list[Scenario]:
     """The first cells whose resume is right with a save in the first epoch of their data, with as many steps as it
     takes to save in a later one, where another order or another place may be lost."""
     from shardproof.trainer.arms import TRAINS
-    from shardproof.trainer.epochs import later_program
+    from shardproof.trainer.data.epochs import later_program
 
     programs = ((result, later_program(note for arm in result.arms if arm.name != TRAINS for note in arm.notes))
                 for result in results)  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardproof.result import ArmResult, Failure, Result
 from shardproof.trainer.arms import ALIKE, OTHER, RESUMED, WHOLE
-from shardproof.trainer.wording import AGREE, ROUNDED
+from shardproof.trainer.values.wording import AGREE, ROUNDED
 from shardproof.verdict import ExitStatus, Verdict
 
 STEPS, LOADS, LOADS_ELSEWHERE = "arms 4 0 alike", "arms 2 1 resumed", "arms 2 1 resumed other-mesh"

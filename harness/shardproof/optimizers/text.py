@@ -9,7 +9,7 @@ from typing import Any
 from shardproof.errors import printable
 from shardproof.optimizers.answers import QUESTIONS, Answer, AnsweredQuestion
 from shardproof.optimizers.examine import Examination
-from shardproof.trainer.wording import ROUNDED
+from shardproof.trainer.values.wording import ROUNDED
 
 _INDENT = 6
 _BY_DESIGN = {

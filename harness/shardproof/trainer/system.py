@@ -3,7 +3,7 @@
 `register` makes a `TrainerSystem` of a file and has it known. A plugin's name may be such a file, so that every process
 of a run knows the trainer: the parent and the judges by what its text says (`described`), and the ranks' server by
 importing it. The system has no contract. Its oracle is the trainer itself, driven along other arms
-(`shardproof.trainer.judge`).
+(`shardproof.trainer.judge.cell`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardproof.trainer.described import Described, described
 
 HOME = "shardproof.trainer"
 EMULATED = ("CUDA device, whose pinned memory a forked process does not share",)
-RANK, JUDGE = "rank:Rank", "judge:serve"
+RANK, JUDGE = "rank:Rank", "judge.cell:serve"
 SUFFIX, ISSUES = ".shardproof", "issues.toml"
 """Of the folder beside a trainer's file that has its data, and the file of known defects in it."""
 VARIANT = "SHARDPROOF_VARIANT"
@@ -150,7 +150,7 @@ def register_described(trainer: Described) -> TrainerSystem:
         judge_entry=JUDGE,
         warm_up="rank.warm:warm_up",
         emulated=EMULATED if trainer.emulates else (),
-        export_entry="export:draft",
+        export_entry="report.export:draft",
         trainer=trainer,
     )
     registry.register(found)

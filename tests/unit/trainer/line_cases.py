@@ -11,7 +11,7 @@ from typing import Any
 
 from shardproof.program import Op
 from shardproof.scenario import Mesh
-from shardproof.trainer.lines import Moment
+from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.rank.ran import Ran
 
 

@@ -20,7 +20,7 @@ from shardproof.observe.record import Record, pack, whole
 from shardproof.program import Op
 from shardproof.scenario import Scenario
 from shardproof.trainer.arms import AGAIN, FIRST, Session, sessions_of
-from shardproof.trainer.judge import serve
+from shardproof.trainer.judge.cell import serve
 
 State = dict[tuple[str, str], Any]
 Fault = Callable[[Session, Op, State], None]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.after_load import Loaded, of_resumed, of_used
-from shardproof.trainer.every_mesh import Name, Values
+from shardproof.trainer.judge.after_load import Loaded, of_resumed, of_used
+from shardproof.trainer.values.every_mesh import Name, Values
 
 PARAM, MOMENT, STEP, RATE = ("param", "w"), ("exp_avg", "w"), ("setting", "group0.step"), ("setting", "group0.lr")
 COUNT = ("scheduler", "scheduler.num_steps")

@@ -1,4 +1,4 @@
-"""`shardproof.trainer.arranged`: elements that two ways hold at other places."""
+"""`shardproof.trainer.values.arranged`: elements that two ways hold at other places."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shardproof.diff import diff
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.arranged import arranged
+from shardproof.trainer.values.arranged import arranged
 
 WAYS = "seq=40", "seq=12"
 TOKENS = np.array([102, 83, 7, 7, 91, 15, 64, 30, 2, 55, 18, 77])

@@ -11,8 +11,8 @@ import pytest
 from line_cases import ran, written
 from shardproof.program import Op
 from shardproof.scenario import Mesh
-from shardproof.trainer.axes_read import axis_read
-from shardproof.trainer.lines import Moment
+from shardproof.trainer.lines.axes_read import axis_read
+from shardproof.trainer.lines.statements import Moment
 
 SOURCE = """
 def build(self, cell):

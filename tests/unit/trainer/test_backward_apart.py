@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.backward_apart import (
+from shardproof.trainer.step.backward_apart import (
     averaged_apart,
     backward_apart,
     counts_of,
@@ -12,7 +12,7 @@ from shardproof.trainer.backward_apart import (
     some_come_out_alike,
     without_names,
 )
-from shardproof.trainer.measured import Call, Gradient, OfStep
+from shardproof.trainer.step.measured import Call, Gradient, OfStep
 
 WAYS = "split=no", "split=yes"
 

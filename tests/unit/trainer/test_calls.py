@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from shardproof.trainer.calls import Called, calls_by_op, first_not_finite, recomputed_apart, where_they_part
 from shardproof.trainer.rank.calls import Calls
+from shardproof.trainer.step.calls import Called, calls_by_op, first_not_finite, recomputed_apart, where_they_part
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import COLLECTIVES
-from shardproof.trainer.collectives import OfRank, Seen, collectives_by_op, not_reduced, reduced, reductions_apart
+from shardproof.trainer.step.collectives import OfRank, Seen, collectives_by_op, not_reduced, reduced, reductions_apart
 
 BOTH = (0, 1)
 WAYS = "chunks=1", "chunks=2"

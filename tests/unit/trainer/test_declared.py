@@ -12,8 +12,8 @@ from shardproof.program import Op
 from shardproof.protocol import registry
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.every_mesh import fits, is_transient
 from shardproof.trainer.rank.modules import Modules
+from shardproof.trainer.values.every_mesh import fits, is_transient
 from simulated import COUNT, Fault, Simulation, State, nothing
 from trainer_texts import STEPWISE, registered
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from line_cases import ran, written
-from shardproof.trainer.edited import edited
-from shardproof.trainer.lines import outlines_of, unpacked
-from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.edited import edited
+from shardproof.trainer.lines.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.statements import outlines_of, unpacked
 
 SOURCE = """
 def masks(values, ends):

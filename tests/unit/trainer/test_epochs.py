@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.epochs import ends_apart, epochs_of, first_epoch_alone, later_program, other_place
+from shardproof.trainer.data.epochs import ends_apart, epochs_of, first_epoch_alone, later_program, other_place
 
 STEPS = dict(enumerate(["ab", "cd", "da", "cb", "bd", "ac"]))
 

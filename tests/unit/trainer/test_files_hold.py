@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from shardproof.observe.logical import Value
-from shardproof.trainer import wording
-from shardproof.trainer.checkpoints import names_in
-from shardproof.trainer.files_hold import Written, held_as_in, nameless, not_made_by_build, written
+from shardproof.trainer.values import wording
+from shardproof.trainer.values.checkpoints import names_in
+from shardproof.trainer.values.files_hold import Written, held_as_in, nameless, not_made_by_build, written
 
 
 def value(seed: int, count: int = 16) -> Value:

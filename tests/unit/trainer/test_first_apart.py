@@ -16,17 +16,17 @@ import torch
 from line_cases import ran, written
 from shardproof.program import Op
 from shardproof.scenario import Mesh
-from shardproof.trainer import first_apart as module
-from shardproof.trainer import lines
-from shardproof.trainer.first_apart import value_alike
-from shardproof.trainer.held import CLOSE, Values, is_sum_of_ranks
-from shardproof.trainer.lines import BUFFERS, RESULT, Moment, Outline, not_held, touched, unpacked
-from shardproof.trainer.lines_of_ranks import built_otherwise, written_otherwise
-from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.lines import first_apart as module
+from shardproof.trainer.lines import statements as lines
+from shardproof.trainer.lines.first_apart import value_alike
+from shardproof.trainer.lines.held import CLOSE, Values, is_sum_of_ranks
+from shardproof.trainer.lines.lines_of_ranks import built_otherwise, written_otherwise
+from shardproof.trainer.lines.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.setters import who_set_read
+from shardproof.trainer.lines.statements import BUFFERS, RESULT, Moment, Outline, not_held, touched, unpacked
 from shardproof.trainer.rank import ran as rank_ran
 from shardproof.trainer.rank.outlines import MOST_NUMBERS, outline_of
 from shardproof.trainer.rank.ran import Ran
-from shardproof.trainer.setters import who_set_read
 from torch import nn
 
 SOURCE = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from line_cases import ran, written
-from shardproof.trainer.flows_apart import flow_apart
-from shardproof.trainer.held import CLOSE
+from shardproof.trainer.lines.flows_apart import flow_apart
+from shardproof.trainer.lines.held import CLOSE
 
 SOURCE = """
 def train(weight, rows, way, parts=1, share=1.0):

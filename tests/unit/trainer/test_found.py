@@ -18,13 +18,13 @@ from shardproof.errors import UsageError
 from shardproof.layout import Box
 from shardproof.observe.assemble import assemble
 from shardproof.trainer.base import Trainer
-from shardproof.trainer.notes import OF_BEFORE
 from shardproof.trainer.rank import Rank, pairs_of, patterns_of
 from shardproof.trainer.rank.found import Item, State
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.optimizers import Optimizer
 from shardproof.trainer.rank.pieces import Cut, Held, whole_tensor
 from shardproof.trainer.rank.walk import walk
+from shardproof.trainer.values.notes import OF_BEFORE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset

@@ -11,10 +11,7 @@ import torch
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.oracle.extra_state import EXTRA_STATE
-from shardproof.trainer.checkpoints import held_under, numbers_held
-from shardproof.trainer.counted import with_counted
-from shardproof.trainer.every_mesh import of_both
-from shardproof.trainer.given import (
+from shardproof.trainer.data.given import (
     always_the_same,
     by_values,
     data_apart,
@@ -25,12 +22,15 @@ from shardproof.trainer.given import (
     rows_apart,
     rows_by_op,
 )
-from shardproof.trainer.measured import model_calls_by_op
-from shardproof.trainer.notes import buffers_stay_zero, stays_zero
-from shardproof.trainer.pairs import Between, Pair
-from shardproof.trainer.plain import every_step_skipped
 from shardproof.trainer.rank.inputs import Inputs
-from shardproof.trainer.scaled import scaled
+from shardproof.trainer.step.measured import model_calls_by_op
+from shardproof.trainer.values.checkpoints import held_under, numbers_held
+from shardproof.trainer.values.counted import with_counted
+from shardproof.trainer.values.every_mesh import of_both
+from shardproof.trainer.values.notes import buffers_stay_zero, stays_zero
+from shardproof.trainer.values.pairs import Between, Pair
+from shardproof.trainer.values.plain import every_step_skipped
+from shardproof.trainer.values.scaled import scaled
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

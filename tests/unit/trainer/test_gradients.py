@@ -7,7 +7,9 @@ from weakref import ref
 import pytest
 import torch
 from shardproof.observe.logical import Value
-from shardproof.trainer.gradients import (
+from shardproof.trainer.rank.found import State
+from shardproof.trainer.rank.gradients import Gradients
+from shardproof.trainer.values.gradients import (
     GRADIENT,
     NONE,
     UNSTEPPED,
@@ -21,8 +23,6 @@ from shardproof.trainer.gradients import (
     why_each,
     why_still,
 )
-from shardproof.trainer.rank.found import State
-from shardproof.trainer.rank.gradients import Gradients
 from torch import nn
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer import harmless as module
-from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.harmless import beside_random_states, harmless, made_anew, of_loaders_elsewhere
-from shardproof.trainer.judging import Judging
+from shardproof.trainer.judge import harmless as module
+from shardproof.trainer.judge.harmless import beside_random_states, harmless, made_anew, of_loaders_elsewhere
+from shardproof.trainer.judge.judging import Judging
+from shardproof.trainer.values.every_mesh import Name
 
 EPOCH, COUNT, PLACE = (
     ("extra_state", "loader.sampler.epoch"),

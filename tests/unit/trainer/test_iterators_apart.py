@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 from line_cases import ran, step, written
-from shardproof.trainer.lines import Moment
-from shardproof.trainer.lines_apart import apart_in, sentence
+from shardproof.trainer.lines.lines_apart import apart_in, sentence
+from shardproof.trainer.lines.statements import Moment
 
 SOURCE = """
 class Source:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.exchanged import exchanged
-from shardproof.trainer.left_behind import left_behind
+from shardproof.trainer.values.every_mesh import Name
+from shardproof.trainer.values.exchanged import exchanged
+from shardproof.trainer.values.left_behind import left_behind
 
 
 def numbers(*values: float) -> Value:

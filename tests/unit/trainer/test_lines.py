@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 import torch
 from line_cases import ran, step, written
-from shardproof.trainer.lines import (
+from shardproof.trainer.lines.lines_apart import apart_in, begin_apart, never_alike, partings, sentence, wrote_before
+from shardproof.trainer.lines.lines_of_ranks import (
+    drawn_by_ranks,
+    of_ranks,
+)
+from shardproof.trainer.lines.lines_of_state import of_setting, that_decide
+from shardproof.trainer.lines.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.statements import (
     BEGINS,
     CUT,
     ENDS,
@@ -26,13 +33,6 @@ from shardproof.trainer.lines import (
     touched,
     unpacked,
 )
-from shardproof.trainer.lines_apart import apart_in, begin_apart, never_alike, partings, sentence, wrote_before
-from shardproof.trainer.lines_of_ranks import (
-    drawn_by_ranks,
-    of_ranks,
-)
-from shardproof.trainer.lines_of_state import of_setting, that_decide
-from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.looked_up import told
 from shardproof.trainer.rank.ran import MOST, Ran
 from shardproof.trainer.rank.state_calls import StateCalls

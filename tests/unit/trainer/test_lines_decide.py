@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from line_cases import of_step, ran, step, written
-from shardproof.trainer.lines import (
+from shardproof.trainer.lines.lines_apart import apart_in, sentence, who_set
+from shardproof.trainer.lines.lines_of_state import never_hold, never_holds, that_ended
+from shardproof.trainer.lines.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.readers import read_by
+from shardproof.trainer.lines.setters import set_last
+from shardproof.trainer.lines.statements import (
     Moment,
     unpacked,
 )
-from shardproof.trainer.lines_apart import apart_in, sentence, who_set
-from shardproof.trainer.lines_of_state import never_hold, never_holds, that_ended
-from shardproof.trainer.lines_of_ways import of_two_ways
 from shardproof.trainer.rank.ran import Ran
-from shardproof.trainer.readers import read_by
-from shardproof.trainer.setters import set_last
 
 CONDITIONS = """
 def kept(state, names):

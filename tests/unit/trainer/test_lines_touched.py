@@ -13,14 +13,7 @@ from weakref import ref
 
 import torch
 from line_cases import ran, step, written
-from shardproof.trainer.lines import (
-    CHANGED,
-    WRITTEN,
-    Moment,
-    touched,
-    unevenly_reduced,
-)
-from shardproof.trainer.lines_of_ranks import (
+from shardproof.trainer.lines.lines_of_ranks import (
     changed_between,
     gradients_otherwise,
     left_alone,
@@ -28,9 +21,16 @@ from shardproof.trainer.lines_of_ranks import (
     touch_alone,
     touched_by_ranks,
 )
-from shardproof.trainer.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.lines_of_ways import of_two_ways
+from shardproof.trainer.lines.rates_set import rates_set
+from shardproof.trainer.lines.statements import (
+    CHANGED,
+    WRITTEN,
+    Moment,
+    touched,
+    unevenly_reduced,
+)
 from shardproof.trainer.rank.ran import Ran
-from shardproof.trainer.rates_set import rates_set
 
 
 def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any, ...] = ()) -> bytes:

@@ -16,8 +16,8 @@ from shardproof.request import Outcome, Request
 from shardproof.result import ArmResult, FailedOp, Result
 from shardproof.scenario import Scenario
 from shardproof.trainer.described import Described
-from shardproof.trainer.longer import cut_short, longer, longer_program
-from shardproof.trainer.notes import schedule_goes_on, schedule_stands_still
+from shardproof.trainer.judge.longer import cut_short, longer, longer_program
+from shardproof.trainer.values.notes import schedule_goes_on, schedule_stands_still
 from shardproof.verdict import Verdict
 from simulated import LR, Simulation
 from trainer_texts import registered

@@ -10,8 +10,11 @@ import pytest
 import torch
 from shardproof.observe.logical import Value
 from shardproof.observe.settings import SETTING
-from shardproof.trainer.collectives import Seen
-from shardproof.trainer.measured import (
+from shardproof.trainer.rank.inputs import Inputs, weights_of_targets
+from shardproof.trainer.rank.measured import Measured
+from shardproof.trainer.rank.pieces import whole_tensor
+from shardproof.trainer.step.collectives import Seen
+from shardproof.trainer.step.measured import (
     Call,
     Gradient,
     OfStep,
@@ -27,9 +30,6 @@ from shardproof.trainer.measured import (
     stale,
     weighed_by_call,
 )
-from shardproof.trainer.rank.inputs import Inputs, weights_of_targets
-from shardproof.trainer.rank.measured import Measured
-from shardproof.trainer.rank.pieces import whole_tensor
 from torch import nn
 
 

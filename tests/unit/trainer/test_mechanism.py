@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.mechanism import _moves_of, mechanism
-from shardproof.trainer.pairs import Between
-from shardproof.trainer.scaled import in_common
+from shardproof.trainer.judge.mechanism import _moves_of, mechanism
+from shardproof.trainer.values.pairs import Between
+from shardproof.trainer.values.scaled import in_common
 
 Floats = npt.NDArray[np.float32]
 Make = Callable[[Floats], Floats]

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 from line_cases import ran, written
-from shardproof.trainer.nested import handed_over, heads_of
-from shardproof.trainer.setters import handed_apart
+from shardproof.trainer.lines.nested import handed_over, heads_of
+from shardproof.trainer.lines.setters import handed_apart
 
 SOURCE = """
 def loss(logits, beta):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer.not_finite import where_first
+from shardproof.trainer.values.not_finite import where_first
 
 FINE, WILD = (Value("fp32", (2,), np.array(numbers, np.float32).tobytes()) for numbers in ([1, 2], [np.nan, 1]))
 MOMENT, PARAM = ("exp_avg", "w"), ("param", "w")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import Values
-from shardproof.trainer.overflows import all_overflow, overflows
+from shardproof.trainer.values.every_mesh import Values
+from shardproof.trainer.values.overflows import all_overflow, overflows
 
 
 def state(weight: float, scale: float, place: int) -> Values:

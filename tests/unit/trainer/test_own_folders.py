@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from shardproof.trainer.checkpoints import differing
-from shardproof.trainer.own_folders import own_folders, without_folders
 from shardproof.trainer.rank.found import State
+from shardproof.trainer.values.checkpoints import differing
+from shardproof.trainer.values.own_folders import own_folders, without_folders
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.trainer.packed import cut_elsewhere
+from shardproof.trainer.data.packed import cut_elsewhere
 
 STEPS = {0: [*range(10, 22)], 1: [*range(30, 42)], 2: [*range(50, 62)]}
 

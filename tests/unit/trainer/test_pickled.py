@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.pickled import entry_apart
-from shardproof.trainer.wording import first_in_a_step
+from shardproof.trainer.values.pickled import entry_apart
+from shardproof.trainer.values.wording import first_in_a_step
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 PLAIN = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

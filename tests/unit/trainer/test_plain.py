@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shardproof.trainer.plain import counted_apart, left_behind, numbers_left_behind
 from shardproof.trainer.rank.plain import MOST, numbers_of
+from shardproof.trainer.values.plain import counted_apart, left_behind, numbers_left_behind
 
 
 class Meter:

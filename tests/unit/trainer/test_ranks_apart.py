@@ -9,7 +9,7 @@ import pytest
 from shardproof.observe.logical import Key, Problem, Value
 from shardproof.observe.record import LIVE, whole
 from shardproof.observe.settings import SETTING
-from shardproof.trainer.ranks_apart import Copies, alike_among, apart, copies_of, shared_out
+from shardproof.trainer.values.ranks_apart import Copies, alike_among, apart, copies_of, shared_out
 
 START = np.arange(8, dtype=np.float32)
 CHANGE = np.linspace(1, 3, 8, dtype=np.float32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.every_mesh import Name
-from shardproof.trainer.rates import ZERO, of_rates, rates_apart, rates_in, used_rates, used_rates_apart
+from shardproof.trainer.values.every_mesh import Name
+from shardproof.trainer.values.rates import ZERO, of_rates, rates_apart, rates_in, used_rates, used_rates_apart
 
 
 def line(text: str) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer.retyped import of_another_type, same_number
+from shardproof.trainer.values.retyped import of_another_type, same_number
 
 
 def plain(text: str) -> Value:

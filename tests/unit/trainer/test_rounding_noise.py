@@ -9,8 +9,8 @@ import pytest
 from shardproof.diff import diff
 from shardproof.observe.logical import Key, Value
 from shardproof.observe.record import LIVE
-from shardproof.trainer.notes import of_noise
-from shardproof.trainer.rounding import beyond_rounding
+from shardproof.trainer.values.notes import of_noise
+from shardproof.trainer.values.rounding import beyond_rounding
 
 Values = dict[tuple[str, str], Value]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from line_cases import ran, written
-from shardproof.trainer.first_apart import first_apart
+from shardproof.trainer.lines.first_apart import first_apart
 
 SOURCE = """
 def returns(values, rewards, dones, truncated, cut):

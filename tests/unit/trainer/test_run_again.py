@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from line_cases import ran, written
-from shardproof.trainer.run_again import run_again
+from shardproof.trainer.lines.run_again import run_again
 
 SOURCE = """
 from torch.utils.checkpoint import checkpoint

@@ -9,7 +9,7 @@ import torch
 from shardproof.observe.record import whole
 from shardproof.trainer.arms import GIVEN
 from shardproof.trainer.rank.inputs import Inputs
-from shardproof.trainer.samples import Sample, Samples, samples_by_op, weighed_apart, zeroed_before
+from shardproof.trainer.step.samples import Sample, Samples, samples_by_op, weighed_apart, zeroed_before
 
 WAYS = "micro=4", "micro=2"
 

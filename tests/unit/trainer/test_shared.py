@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardproof.trainer.shared import differs_where_shared, tied_in_one
+from shardproof.trainer.step.shared import differs_where_shared, tied_in_one
 
 WAYS = ("shard=no", "shard=yes")
 TIED = frozenset({"head", "embed"})

@@ -7,7 +7,7 @@ import json
 import pytest
 from shardproof.observe.record import whole
 from shardproof.trainer.arms import GIVEN
-from shardproof.trainer.shares import in_common, shares_by_op, shares_overlap
+from shardproof.trainer.data.shares import in_common, shares_by_op, shares_overlap
 
 OWN = {0: {0: ["a", "b"], 1: ["c", "d"]}, 1: {0: ["e", "f"], 1: ["g", "h"]}}
 

@@ -12,7 +12,7 @@ from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.walk import walk
-from shardproof.trainer.state_calls import Calls, Owner, joined, no_longer_one, not_opened, whose_state
+from shardproof.trainer.values.state_calls import Calls, Owner, joined, no_longer_one, not_opened, whose_state
 from torch import nn
 
 from tests.unit.trainer.test_lines import ran_with

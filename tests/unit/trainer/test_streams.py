@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardproof.diff import Difference
 from shardproof.observe.generators import state_value, torch_value
 from shardproof.observe.logical import Key, Value
-from shardproof.trainer.streams import of_streams
+from shardproof.trainer.values.streams import of_streams
 
 NAME = ("rng", "rank0.torch")
 FOUND = [Difference(Key(3, "live", *NAME), "bits", total=4, mismatched=2)]

@@ -18,13 +18,14 @@ from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Key, Value
 from shardproof.program import Op
 from shardproof.protocol import registry
-from shardproof.trainer import altered as altered_arm
-from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session, sessions_of
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.notes import MADE_TOO_EARLY, OF_BEFORE, of_one_way, rounding
-from shardproof.trainer.rounding import ROUNDING, apart, rounded
-from shardproof.trainer.twin import NO_PROBE, NoTwin
+from shardproof.trainer.judge import altered as altered_arm
+from shardproof.trainer.judge import cell as judge
+from shardproof.trainer.judge.twin import NO_PROBE, NoTwin
+from shardproof.trainer.values import wording
+from shardproof.trainer.values.notes import MADE_TOO_EARLY, OF_BEFORE, of_one_way, rounding
+from shardproof.trainer.values.rounding import ROUNDING, apart, rounded
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
 from trainer_texts import FIT, STEPWISE, registered
 
@@ -731,7 +732,7 @@ def test_an_explanation_that_raises_takes_no_verdict_away(
     def raises(*_: object) -> str:
         raise ValueError("nothing to join")
 
-    monkeypatch.setattr(f"shardproof.trainer.{explains}", raises)
+    monkeypatch.setattr(f"shardproof.trainer.judge.{explains}", raises)
     trainer = registered(folder, DATA % "run")
     scenario = scenario_of(trainer, {"mesh": "2"}, program="arms 2 2 resumed")
     found = failed(Simulation(scenario, only("resumed", "load", PARAM, plus)).judged(folder))

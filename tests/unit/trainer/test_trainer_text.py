@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from shardproof.result import ArmResult, Result
 from shardproof.scenario import Scenario
-from shardproof.trainer import text
 from shardproof.trainer.described import Described
-from shardproof.trainer.wording import SAME_AS_AGREE
+from shardproof.trainer.report import text
+from shardproof.trainer.values.wording import SAME_AS_AGREE
 from shardproof.verdict import Verdict
 
 TRAINER = Described(Path("mine.py"), "Mine", "", {"lr": ("1", "2", "3")})

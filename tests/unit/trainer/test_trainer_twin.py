@@ -19,8 +19,8 @@ from shardproof.oracle.twin import NAME_OF
 from shardproof.oracle.values import exact_gradient
 from shardproof.program import Op
 from shardproof.scenario import Mesh, Scenario
-from shardproof.trainer.every_mesh import of_every_mesh
-from shardproof.trainer.twin import ELEMENTWISE, NoTwin, Told, stepped
+from shardproof.trainer.judge.twin import ELEMENTWISE, NoTwin, Told, stepped
+from shardproof.trainer.values.every_mesh import of_every_mesh
 
 SCENARIO = Scenario.from_axes({"system": "reference", "mesh": "1x2x1"})
 MESH = Mesh(1, 2, 1)

@@ -12,11 +12,11 @@ from shardproof.observe.record import LIVE
 from shardproof.program import Op
 from shardproof.result import Failure
 from shardproof.scenario import Mesh
-from shardproof.trainer import wording
-from shardproof.trainer.after_load import Loaded, of_resumed
 from shardproof.trainer.arms import WHOLE, Session
 from shardproof.trainer.described import described
-from shardproof.trainer.every_mesh import of_both
+from shardproof.trainer.judge.after_load import Loaded, of_resumed
+from shardproof.trainer.values import wording
+from shardproof.trainer.values.every_mesh import of_both
 from trainer_texts import text_of_trainer
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from line_cases import ran, step, written
-from shardproof.trainer.lines import Moment
-from shardproof.trainer.uneven import uneven
+from shardproof.trainer.lines.statements import Moment
+from shardproof.trainer.lines.uneven import uneven
 
 SOURCE = """
 class Mine:

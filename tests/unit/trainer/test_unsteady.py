@@ -11,7 +11,7 @@ from shardproof.observe.logical import Key, Value
 from shardproof.result import ArmResult, Result
 from shardproof.scenario import Scenario
 from shardproof.trainer.described import Described
-from shardproof.trainer.unsteady import ORDER, UNWRITTEN, compared, likely
+from shardproof.trainer.judge.unsteady import ORDER, UNWRITTEN, compared, likely
 from shardproof.verdict import Verdict
 
 PARAM = ("param", "w")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer.every_mesh import Name, Values
-from shardproof.trainer.updates import Way, grouped_apart, how_often, optimizers_step, stepped_apart
+from shardproof.trainer.step.updates import Way, grouped_apart, how_often, optimizers_step, stepped_apart
+from shardproof.trainer.values.every_mesh import Name, Values
 
 
 def way(role: str, name: str, before: int | None, after: int) -> Way:

@@ -17,7 +17,7 @@ from shardproof.trainer.command.asked import AskedCommand
 from shardproof.trainer.command.checkpoints import Checkpoint, Compared, Pointer
 from shardproof.trainer.command.process import last_lines, places_in
 from shardproof.trainer.command.runs import WRITTEN_BY, Ran
-from shardproof.trainer.text import SIGNS
+from shardproof.trainer.report.text import SIGNS
 from shardproof.verdict import Verdict, merge
 
 UNSEEN = (

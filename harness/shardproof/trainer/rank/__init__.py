@@ -31,7 +31,6 @@ from shardproof.observe.record import Record, whole
 from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
-from shardproof.trainer import wording
 from shardproof.trainer.arms import (
     ALIKE,
     ALTERED,
@@ -56,7 +55,6 @@ from shardproof.trainer.arms import (
 )  # fmt: skip
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, MESH_AXIS, values_of
-from shardproof.trainer.own_folders import own_folders
 from shardproof.trainer.rank.calls import Calls
 from shardproof.trainer.rank.collectives import Collectives
 from shardproof.trainer.rank.emulated import class_for, device_for
@@ -71,6 +69,8 @@ from shardproof.trainer.rank.plain import numbers_of
 from shardproof.trainer.rank.ran import Ran
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.walk import walk
+from shardproof.trainer.values import wording
+from shardproof.trainer.values.own_folders import own_folders
 
 
 class Rank:

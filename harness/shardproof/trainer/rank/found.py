@@ -37,7 +37,6 @@ import torch
 
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record, whole
-from shardproof.trainer.every_mesh import passes
 from shardproof.trainer.rank import kinds, random_states
 from shardproof.trainer.rank.item import Item
 from shardproof.trainer.rank.leaves import leaf_records, leaves
@@ -56,6 +55,7 @@ from shardproof.trainer.rank.pieces import (
 )
 from shardproof.trainer.rank.still import asked
 from shardproof.trainer.rank.walk import Met, Walk, of_owner, walk
+from shardproof.trainer.values.every_mesh import passes
 
 EXTRA_STATE, RNG = "extra_state", "rng"
 GLOBAL = ("python", "numpy", "torch", "cuda")

@@ -18,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import GRADIENTS
-from shardproof.trainer.gradients import (
+from shardproof.trainer.rank.pieces import Held
+from shardproof.trainer.values.gradients import (
     COPIES,
     FROZEN,
     GRADIENT,
@@ -29,7 +30,6 @@ from shardproof.trainer.gradients import (
     UNSTEPPED,
     ZEROS,
 )  # fmt: skip
-from shardproof.trainer.rank.pieces import Held
 
 
 class Gradients:

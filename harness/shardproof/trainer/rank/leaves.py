@@ -19,9 +19,9 @@ from torch import nn
 
 from shardproof.observe.record import Record, whole
 from shardproof.observe.settings import line_of
-from shardproof.trainer.own_folders import without_folders
 from shardproof.trainer.rank.kinds import name_of
 from shardproof.trainer.rank.pieces import At, Held, Unreadable, array_records, held, raw, records_of, whole_tensor
+from shardproof.trainer.values.own_folders import without_folders
 
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 

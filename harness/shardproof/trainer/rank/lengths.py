@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
-from shardproof.trainer.measured import Size
 from shardproof.trainer.rank.looked_up import bytes_of
+from shardproof.trainer.step.measured import Size
 
 _FORMATS = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardproof.trainer.base import Cell
-from shardproof.trainer.lines import BEHIND, TENSOR
+from shardproof.trainer.lines.statements import BEHIND, TENSOR
 from shardproof.trainer.rank.statements import own_statements
 
 MOST_PARTS, MOST_TEXT, MOST_BYTES = 100, 80, 1 << 16

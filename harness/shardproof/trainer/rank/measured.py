@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import MEASURED
-from shardproof.trainer.measured import BACKWARD, Size
 from shardproof.trainer.rank.pieces import Held
+from shardproof.trainer.step.measured import BACKWARD, Size
 
 MOST_ELEMENTS = 1 << 20
 """Of a gradient; of larger ones nothing is measured."""

@@ -24,8 +24,8 @@ from torch import nn
 
 from shardproof.layout import Box
 from shardproof.trainer.arms import NOT_HERE, ONE, TWO
-from shardproof.trainer.every_mesh import fits
 from shardproof.trainer.rank.pieces import Cut, Held, Unreadable, held
+from shardproof.trainer.values.every_mesh import fits
 
 ALWAYS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 """Names of children that only wrappers have."""

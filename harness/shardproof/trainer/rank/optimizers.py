@@ -21,8 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
-from shardproof.trainer.every_mesh import ROLES, STATE
-from shardproof.trainer.notes import OF_BEFORE
 from shardproof.trainer.rank.leaves import leaf_records, leaves, line, text
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.pieces import (
@@ -35,6 +33,8 @@ from shardproof.trainer.rank.pieces import (
     records_of,
 )
 from shardproof.trainer.rank.walk import Met
+from shardproof.trainer.values.every_mesh import ROLES, STATE
+from shardproof.trainer.values.notes import OF_BEFORE
 
 
 @dataclass

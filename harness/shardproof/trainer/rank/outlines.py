@@ -21,7 +21,7 @@ def outline_of(value: torch.Tensor | npt.NDArray[Any]) -> str:
     behind the second, as 32-bit numbers in base 64; of one of which these are too many, the sums of its rows; empty
     where there are none or too many, or they cannot be read.
 
-    Source: `shardproof.trainer.first_apart`, which reads it.
+    Source: `shardproof.trainer.lines.first_apart`, which reads it.
     """
     shape = tuple(value.shape)
     if prod(shape) < 2 or shape[0] > MOST_NUMBERS:

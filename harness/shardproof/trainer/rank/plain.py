@@ -1,7 +1,7 @@
 """Plain numbers that hang on a trainer, or on an object of its own, such as the count of samples in a metric.
 
 They are no state that an arm compares: a step may count and measure what it likes, and no checkpoint need hold it. But
-a number that the steps make, and that a load does not bring back, deserves a word (`shardproof.trainer.plain`).
+a number that the steps make, and that a load does not bring back, deserves a word (`shardproof.trainer.values.plain`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from shardproof.trainer.plain import SKIPPED
 from shardproof.trainer.rank import kinds
+from shardproof.trainer.values.plain import SKIPPED
 
 MOST = 200
 """Numbers of one trainer; more is data."""

@@ -32,7 +32,7 @@ from torch import nn
 
 from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import RAN
-from shardproof.trainer.lines import (
+from shardproof.trainer.lines.statements import (
     BEGINS,
     BUFFERS,
     CALLS,
@@ -51,7 +51,6 @@ from shardproof.trainer.lines import (
     TOUCHES,
     WRITTEN,
 )  # fmt: skip
-from shardproof.trainer.measured import Size, factor_between
 from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.flows import Flows
 from shardproof.trainer.rank.lengths import size_of
@@ -60,6 +59,7 @@ from shardproof.trainer.rank.marks import known, mark_of, of_gradient
 from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
+from shardproof.trainer.step.measured import Size, factor_between
 
 MOST = 2000
 """Statements of an operation on one rank."""

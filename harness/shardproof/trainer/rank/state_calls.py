@@ -28,7 +28,7 @@ from shardproof.observe.record import Record, whole
 from shardproof.trainer.arms import STATE_CALLS
 from shardproof.trainer.rank.kinds import MODULE, OPTIMIZER, SCALER, SCHEDULER, kind_of
 from shardproof.trainer.rank.walk import DEEPEST_AGAIN, Walk
-from shardproof.trainer.state_calls import ASKED, GIVEN, STEPPED
+from shardproof.trainer.values.state_calls import ASKED, GIVEN, STEPPED
 
 NAMES = {"state_dict": ASKED, "load_state_dict": GIVEN, "step": STEPPED}
 """Names of functions, and what a call of one does with its `self`."""

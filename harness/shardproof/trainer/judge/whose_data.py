@@ -1,0 +1,95 @@
+"""Whose data the steps of a session were given, against the run without a break: those of another step, of another
+rank, of another place in the epoch, or the same on several ranks.
+
+*Verifies*: that what models were given is the same, by its bits. *Does not verify*: data that no model is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardproof.diff import Difference
+from shardproof.program import Op
+from shardproof.trainer.arms import Session
+from shardproof.trainer.data.epochs import ends_apart, other_place
+from shardproof.trainer.data.given import (
+    UNKNOWN,
+    Given,
+    always_the_same,
+    by_values,
+    numbers_of_loaders,
+    other_data,
+    repeats,
+)
+from shardproof.trainer.data.packed import cut_elsewhere
+from shardproof.trainer.data.shares import OfRanks, in_common, shares_overlap
+from shardproof.trainer.judge.judging import Judging, step_of
+
+
+def data_of(judging: Judging, session: Session, found: Sequence[Difference]) -> str:
+    """Whether a session was given other data than the uninterrupted one in the step after which it differs."""
+    step = step_of(session, found)
+    if step is None:
+        return ""
+    told = (other_data(given(step.index), step.iteration, _of_steps(judging.whole, given)) for given in _ways(judging))
+    data = next(filter(None, told), "")
+    if not data:
+        return ""
+    if data.endswith(UNKNOWN) and (cut := _cut_elsewhere(judging, step)):
+        data = f"{data.removesuffix(UNKNOWN)}. {cut}"
+    own = {*judging.samples.get(step.index, ())}
+    place = other_place(own, step.iteration, samples_of_steps(judging), judging.before)
+    place = place and (ends_apart(_samples_of_ranks(judging)) or place)
+    twice = in_common(judging.shares.get(step.index, {}), _shares_of_steps(judging), step.iteration)
+    return " ".join(filter(None, (data, twice, place, numbers_of_loaders(found))))
+
+
+def data_repeat(judging: Judging, session: Session) -> str:
+    """A note on data that a session is given again in the same order."""
+    return next(filter(None, (repeats(_of_steps(session, given)) for given in _ways(judging))), "")
+
+
+def same_data(judging: Judging) -> str:
+    """A note on a loader or a generator of which all steps of the uninterrupted run are given the same."""
+    return always_the_same(_of_steps(judging.whole, _ways(judging)[0])) if judging.loads_data else ""
+
+
+def ranks_overlap(judging: Judging) -> str:
+    """A note on samples that several ranks of the uninterrupted run were given in different steps."""
+    return shares_overlap(_shares_of_steps(judging)) if judging.loads_data else ""
+
+
+def samples_of_steps(judging: Judging) -> dict[int, set[str]]:
+    """Step of the uninterrupted run → digests of its samples."""
+    return {op.iteration: {*judging.samples.get(op.index, ())} for op in judging.whole.ops if op.kind == "step"}
+
+
+def _ways(judging: Judging) -> tuple[Callable[[int], Given], Callable[[int], Given]]:
+    """What is known of the data of an operation: what the model was given, and what is data by its name."""
+    return lambda op: judging.given.get(op, {}), lambda op: by_values(judging.at(op))
+
+
+def _cut_elsewhere(judging: Judging, step: Op) -> str:
+    """Where the numbers come that the first rank was given in a step."""
+    steps = {op.iteration: judging.numbers_given.get(op.index, {}).get(0, []) for op in judging.whole.ops
+             if op.kind == "step"}  # fmt: skip
+    return cut_elsewhere(judging.numbers_given.get(step.index, {}).get(0, []), step.iteration, steps)
+
+
+def _samples_of_ranks(judging: Judging) -> dict[int, dict[int, set[str]]]:
+    """Step of the uninterrupted run → rank → digests of its samples."""
+    found: dict[int, dict[int, set[str]]] = {}
+    for op in judging.whole.ops:
+        for digest, sample in judging.samples.get(op.index, {}).items() if op.kind == "step" else ():
+            found.setdefault(op.iteration, {}).setdefault(sample.rank, set()).add(digest)
+    return found
+
+
+def _shares_of_steps(judging: Judging) -> dict[int, OfRanks]:
+    """Step of the uninterrupted run → rank → digests of all of its samples, in order."""
+    return {op.iteration: judging.shares.get(op.index, {}) for op in judging.whole.ops if op.kind == "step"}
+
+
+def _of_steps(session: Session, given: Callable[[int], Given]) -> dict[int, Given]:
+    """Step → what a session was given in it. given: the same of an operation."""
+    return {op.iteration: given(op.index) for op in session.ops if op.kind == "step"}

@@ -1,0 +1,198 @@
+"""What the lines of a save or of a load set, and what they decide.
+
+*Verifies*: that the statements ran so, on the first rank. *Does not verify*: that one of them makes what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardproof.trainer.lines.line_values import few_of
+from shardproof.trainer.lines.setters import begin_of, set_last, with_values
+from shardproof.trainer.lines.statements import (
+    BEGINS,
+    BEHIND,
+    BUFFERS,
+    DECIDES,
+    ENDS,
+    WRITTEN,
+    Moment,
+    OfRanks,
+    last_word,
+    shown,
+    touched,
+    unpacked,
+)
+
+MOST_SETS = 4
+"""Statements of a load that a sentence names."""
+
+
+def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], what: str = "load") -> str:
+    """Which statements of a load set what is wrong after it, or which of a save set what it changes, in order, on the
+    first rank; empty where none is known.
+
+    Args:
+        wrong: names of plain values that are wrong, such as `schedule.last_epoch`. parameters: of parameters.
+        what: `load` or `save`.
+    """
+    if not ran:
+        return ""
+    names, rank = set(parameters), min(ran)
+    last = set(map(last_word, wrong))
+    told: dict[str, list[str]] = {}
+    writes: dict[str, dict[str, None]] = {}
+    for statement in unpacked(ran[rank]):
+        for made in statement.values if statement.kind == ENDS else ():
+            if last_word(made.path) in last and made.is_plain:
+                told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
+            elif last_word(made.path) in last:
+                writes.setdefault(statement.shown(), {}).setdefault(f"`{made.path}`")
+    lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
+    lines += [f"{place} writes {' and '.join([*paths][:MOST_SETS])}" for place, paths in writes.items()]
+    for touch in touched(ran[rank]):
+        own = list(
+            dict.fromkeys(name for what in (WRITTEN, BUFFERS) for name in touch.done.get(what, ()) if name in names)
+        )
+        if own:
+            lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
+    if not lines:
+        return ""
+    more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
+    wrongly = "is wrong after it" if what == "load" else "it changes"
+    return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
+
+
+def that_assign(ran: OfRanks, paths: Iterable[str]) -> str:
+    """The first statement of an operation, on the first rank, that assigns to something of the last name of a path, as
+    it stands in a sentence; empty where none does."""
+    words = [re.escape(path.rpartition(".")[2]) for path in paths]
+    names = [re.compile(pattern.format(word)) for pattern in (r"\.{}\s*=[^=]", r"\b{}\b[^=(]*=[^=]") for word in words]
+    statements = [each for each in (unpacked(ran[min(ran)]) if ran else ()) if each.kind == BEGINS]
+    return next((each.shown() for name in names for each in statements if name.search(each.text)), "")
+
+
+def that_decide(ran: OfRanks, what: str) -> str:
+    """The statements of a save or a load, on the first rank, that come to a truth value or to nothing, or ask for one;
+    empty where there is none. what: `save` or `load`."""
+    told: dict[str, str] = {}
+    for statement in unpacked(ran[min(ran)]) if ran else ():
+        heads = statement.text.startswith(("if ", "elif "))
+        for value in statement.values if (statement.kind == BEGINS) == heads else ():
+            if value.text in ("True", "False", "None") and not value.path.startswith(BEHIND):
+                verb = "reads" if heads else "makes"
+                told.setdefault(f"{statement.shown()} {verb} `{value.path}`", f" = {value.text}")
+    lines = [f"{line}{value}" for line, value in told.items()]
+    return f"In `{what}`, {'; '.join(lines[:MOST_SETS])}." if lines else ""
+
+
+_LOOKS_FOR = re.compile(r"\bin\b|\b(exists|is_file|is_dir|hasattr|get|startswith|endswith|match|search)\(")
+"""Conditions that look for a name, a file or a part of a text."""
+
+
+def never_holds(ran: OfRanks, what: str) -> str:
+    """The conditions of a save or a load that look for something and never found it, with the texts that they read;
+    empty where there is none.
+
+    Args:
+        what: `save` or `load`.
+    """
+    asked: dict[str, dict[str, list[str]]] = {}
+    held = set[str]()
+    for statement in unpacked(ran[min(ran)]) if ran else ():
+        if statement.kind == DECIDES and statement.values[0].text == "True":
+            held.add(statement.shown())
+        if not statement.text.startswith(("if ", "elif ")):
+            continue
+        texts = [each for each in statement.values if each.text[:1] in ("'", '"') and not each.path.startswith(BEHIND)]
+        if texts or _LOOKS_FOR.search(statement.text):
+            own = asked.setdefault(statement.shown(), {})
+            for each in texts:
+                own.setdefault(each.path, []).append(shown(each.text))
+    told = [f"{line}{_with_texts(own)}" for line, own in asked.items() if line not in held]
+    told.sort(key=lambda line: not _LOOKS_FOR.search(line.partition("`, which")[0]))
+    return f"In `{what}`, this never holds: {'; '.join(told[:MOST_SETS])}." if told else ""
+
+
+def _with_texts(read: Mapping[str, list[str]]) -> str:
+    told = " and ".join(f"`{path}` = {few_of([*dict.fromkeys(texts)])}" for path, texts in read.items())
+    return f", which read {told}" if told else ""
+
+
+_SEEDS = re.compile(r"\b(set_rng_state\w*|manual_seed\w*|set_state|setstate|seed|seed_everything)\(")
+
+
+def that_seeds(ran: OfRanks, what: str) -> str:
+    """The statements of a save or a load, on the rank with most of them, that set or seed a random generator.
+
+    Args:
+        what: `save` or `load`.
+    """
+    every = [
+        [each.shown() for each in unpacked(data) if each.kind == BEGINS and _SEEDS.search(each.text)]
+        for data in ran.values()
+    ]
+    lines = [*dict.fromkeys(sorted(every, key=lambda own: -len(own))[0])] if every else []
+    return f"In `{what}`, of random states: {'; '.join(lines[:MOST_SETS])}." if lines else ""
+
+
+def never_hold(moments: Sequence[Sequence[Moment]], names: Sequence[str]) -> str:
+    """The conditions of a step that hold in neither of two ways, on the first rank, of which one may skip what scales
+    or reduces a gradient, and who set the flag that one reads; of those that one way alone comes to, the ones that read
+    a flag. Empty where there is none. What holds in every so many steps, by a remainder, is left out.
+
+    Args:
+        moments: the operations of both ways until the step, which is the last. names: of the ways.
+    """
+    ways = [_failing(own) for own in moments]
+    both = [line for line in ways[0] if ways[0][line] is not None and ways[1].get(line) is not None]
+    told = [f"{line}{flag}" for line in both for flag in [ways[0][line] or ways[1][line]] if flag or "%" not in line]
+    for own, other, name in zip(ways, ways[::-1], names, strict=True):
+        alone = ((line, flag) for line, flag in own.items() if flag and line not in other)
+        told += [f"{line}, to which a run comes {name} alone{flag}" for line, flag in alone]
+    return f"In neither way this holds in the step: {'; '.join(told[:MOST_SETS])}." if told else ""
+
+
+def _failing(moments: Sequence[Moment]) -> dict[str, str | None]:
+    """What is said of the flag that each condition of the last operation reads, on the first rank; None of one that
+    holds sometimes."""
+    ran = moments[-1].ran if moments else {}
+    rank = min(ran, default=0)
+    row = unpacked(ran[rank]) if ran else ()
+    found: dict[str, str | None] = {}
+    for at, statement in enumerate(row):
+        if statement.kind != DECIDES:
+            continue
+        line = statement.shown()
+        if statement.values[0].text == "True" or found.get(line, "") is None:
+            found[line] = None
+        elif line not in found:
+            found[line] = _flag(moments, rank, at)
+    return found
+
+
+def _flag(moments: Sequence[Moment], rank: int, number: int) -> str:
+    """Which flag a condition reads that is False, and who set it, with a comma in front; empty where it reads none.
+
+    Args:
+        number: the place of the condition in the last operation.
+    """
+    row = unpacked(moments[-1].ran[rank])
+    at = begin_of(row, number)
+    read = row[at].values if row[at].kind == BEGINS else ()
+    flag = next((told for told in read if told.text == "False" and not told.path.startswith(BEHIND)), None)
+    setter = set_last(flag, moments, rank, at) if flag else None
+    return f", where `{flag.path}` is False, and {setter.told()}" if flag and setter else ""
+
+
+def that_ended(ran: OfRanks) -> str:
+    """The last loop of a run that ended early which did not go on, or else the last condition that did not hold, on the
+    first rank, with the plain values that it read, as a sentence with a space in front; empty where none is known."""
+    row = unpacked(ran[min(ran)]) if ran else ()
+    failed = [at for at, each in enumerate(row) if each.kind == DECIDES and each.values[0].text == "False"]
+    loops = [at for at in failed if row[at].text.startswith("while ")]
+    if not failed:
+        return ""
+    begin = row[begin_of(row, (loops or failed)[-1])]
+    return f" The last condition that did not hold: {with_values(begin)}." if begin.kind == BEGINS else ""

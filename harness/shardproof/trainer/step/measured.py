@@ -1,0 +1,488 @@
+"""What a step of a trainer does, as its ranks measured it: a portrait for whoever knows what it should do, and
+sentences on what is seldom meant.
+
+*Verifies*: that each rank multiplies what it holds of a sharded tensor's gradient by the same number. *Does not
+verify*: which number that should be, and all else, which is told and not judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import sqrt
+
+from shardproof.observe.logical import Value
+from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING
+from shardproof.trainer.arms import GIVEN, MEASURED
+from shardproof.trainer.step.collectives import OfRank, gathered, reduced
+from shardproof.trainer.values.rounding import PARAMS, At
+from shardproof.trainer.values.scaled import NEAR
+from shardproof.trainer.values.telling import one_or_many, times
+
+MOST_TOLD = 3
+
+BACKWARD = "backward"
+"""The event of a backward; that of a step is the class of the optimizer."""
+
+STEP = "step"
+
+REDUCED, GATHERED, LINE = "reduced", "gathered", "line"
+"""What lines of a portrait begin with that tell what is reduced over ranks, and what a statement does."""
+
+
+Size = tuple[float, float]
+"""Of a tensor, the sum of squares of all elements, and a sum that weighs each of them otherwise."""
+
+
+def factor_between(one: Size, other: Size, near: float) -> float | None:
+    """By which number every element was multiplied between two moments; None where the sums speak for no number, or one
+    of them is zero.
+
+    Args:
+        near: how far the two ways to measure it may be apart, as a share of the length.
+    """
+    (squares, sums), (new_squares, new_sums) = one, other
+    if squares == 0 or new_squares == 0:
+        return None
+    length = sqrt(new_squares / squares)
+    signed = -length if sums * new_sums < 0 else length
+    return signed if abs(new_sums - signed * sums) <= near * sqrt(new_squares) else None
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a rank holds of a parameter's gradient, right after the latest backward and right before the step.
+
+    after, before: the sum of squares, and a sum that weighs each element otherwise. sharded: other ranks have the rest.
+    copies: how many ranks have the same elements of one that is sharded.
+    """
+
+    after: Size
+    before: Size
+    sharded: bool
+    copies: int
+
+    @property
+    def factor(self) -> float | None:
+        """What it was multiplied by; None where it was changed otherwise. Of zeros that stay zeros it is 0."""
+        if self.after[0] == 0 == self.before[0]:
+            return 0.0
+        return factor_between(self.after, self.before, NEAR)
+
+
+@dataclass(frozen=True)
+class OfStep:
+    """What a rank did in a step. steps: class of an optimizer → how often it stepped. stale: parameters whose gradient
+    was still that of the step before when the first backward began. gradients: by the names of parameters. waiting:
+    parameters with a gradient that no optimizer has stepped with when the operation ends. rates: the learning rates
+    of the param groups with which the latest optimizer stepped. events: backwards, and the classes of optimizers that
+    stepped, in order. idle: those that were told to step while none of their parameters had a gradient.
+    every_rate: the rates of all that stepped. mixed: parameters of which an optimizer stepped with a gradient that is
+    made of a backward of its own and of one that reaches another optimizer's."""
+
+    backwards: int
+    steps: Mapping[str, int]
+    gradients: Mapping[str, Gradient]
+    stale: Sequence[str]
+    waiting: Sequence[str] = ()
+    rates: Sequence[float | None] = ()
+    events: Sequence[str] = ()
+    idle: Sequence[str] = ()
+    every_rate: Sequence[float | None] = ()
+    mixed: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the model. rows: digests of its samples. weights: of each of its targets in a cross-entropy, by which
+    the loss weighs it. evaluates: whether the model's `training` is False. draws: whether it draws random numbers."""
+
+    rows: tuple[str, ...]
+    weights: tuple[float, ...]
+    evaluates: bool
+    draws: bool = False
+
+
+def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
+    """What each rank did in each operation, by the number of the operation and by rank."""
+    found: dict[int, dict[int, OfStep]] = {}
+    for record in records:
+        if record.role == MEASURED:
+            told = json.loads(record.data)
+            gradients = {
+                name: Gradient((one, two), (three, four), sharded, copies)
+                for name, (one, two, three, four, sharded, copies) in told["gradients"].items()
+            }
+            found.setdefault(record.op, {})[record.rank] = OfStep(
+                told["backwards"],
+                told["steps"],
+                gradients,
+                told["stale"],
+                told["waiting"],
+                told["rates"],
+                told["events"],
+                told["idle"],
+                told["every_rate"],
+                told["mixed"],
+            )
+    return found
+
+
+def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Call]]]:
+    """Operation → rank → the calls of its model through which gradients went."""
+    found: dict[int, dict[int, list[Call]]] = {}
+    for record in records:
+        if record.role == GIVEN:
+            told = json.loads(record.data)
+            calls = [
+                Call(tuple(rows), tuple(weights), evaluating, draws)
+                for _, _, rows, gradients, _, weights, evaluating, draws, *_ in told
+                if gradients
+            ]
+            found.setdefault(record.op, {})[record.rank] = calls
+    return found
+
+
+def scaled_apart(ranks: Mapping[int, OfStep]) -> str:
+    """A sentence on ranks of which each multiplies its part of sharded gradients by a number of its own; empty where
+    all take the same, or where nobody can tell.
+
+    Args:
+        ranks: what each did in a step.
+    """
+    own: dict[int, float] = {}
+    for rank, step in sorted(ranks.items()):
+        factors = _factors(gradient for gradient in step.gradients.values() if gradient.sharded)
+        if len(factors) != 1 or None in factors:
+            return ""
+        own[rank] = next(factor for factor in factors if factor is not None)
+    if len(own) < 2 or _near(own.values()):
+        return ""
+    told = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in own.items())
+    return (
+        "Between the backward and the optimizer each rank multiplies its part of the gradients by a number of its own: "
+        f"{told}. The parts of one tensor need one number: look at a norm that each rank takes of its own part alone, "
+        "as `torch.nn.utils.clip_grad_norm_` does with parameters that are no DTensors, or to which not all ranks add "
+        "their share."
+    )
+
+
+def mixed(ranks: Mapping[int, OfStep], step: int) -> str:
+    """A note on gradients that are made of the backwards of two optimizers' losses; empty where none is."""
+    names = sorted({name for each in ranks.values() for name in each.mixed})
+    if not names:
+        return ""
+    few = f"{', '.join(names[:MOST_TOLD])}{', …' if len(names) > MOST_TOLD else ''}"
+    return (
+        f"in step {step} an optimizer steps with gradients of two backwards, of which the second reaches parameters of "
+        f"another optimizer: {few}; unless both losses are to train these, look at what the second should not reach, "
+        "and at where gradients are cleared"
+    )
+
+
+def stale(ranks: Mapping[int, OfStep], step: int) -> str:
+    """A note on gradients that were not cleared after the step before; empty where all were."""
+    names = sorted({name for each in ranks.values() for name in each.stale})
+    if not names:
+        return ""
+    return (
+        f"when the backward of step {step} begins, `.grad` of {one_or_many(names)} is still what an optimizer has "
+        "stepped with before, so that this gradient counts again: look at what should have cleared it, such as "
+        "`zero_grad`"
+    )
+
+
+def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on targets of a cross-entropy that the loss weighs otherwise in one call of the model than in another;
+    empty where it weighs all alike, or where there is no cross-entropy."""
+    by_call = {
+        (rank, number): call.weights for rank, calls in sorted(ranks.items()) for number, call in enumerate(calls)
+    }
+    each = {place: weights[0] for place, weights in by_call.items() if weights and _near(weights)}
+    if len(each) < 2 or len(each) < len(by_call) or _near(each.values()):
+        return ""
+    if not _near(weight * len(by_call[place]) for place, weight in each.items()):
+        return _by_rank(each, by_call, step)
+    told = ", ".join(
+        f"{_targets(len(by_call[rank, call]))} of call {call + 1} on rank {rank} "
+        f"{_each(weight, len(by_call[rank, call]))}"
+        for (rank, call), weight in [*each.items()][:MOST_TOLD]
+    )
+    more = f" and so on for {len(each)} calls" if len(each) > MOST_TOLD else ""
+    return (
+        f"in step {step} the loss weighs {told}{more}: it is a mean in each call, so that a target counts more where "
+        "there are few; one mean over all targets of the step needs their number on all ranks and in all calls"
+    )
+
+
+def _by_rank(
+    each: Mapping[tuple[int, int], float], targets: Mapping[tuple[int, int], Sequence[float]], step: int
+) -> str:
+    """A note that the loss is a mean on each rank, whose targets weigh the same in all however many there are; empty
+    where it is not."""
+    weights, numbers = dict[int, float](), dict[int, int]()
+    for place, weight in each.items():
+        if not _near((weights.setdefault(place[0], weight), weight)):
+            return ""
+        numbers[place[0]] = numbers.get(place[0], 0) + len(targets[place])
+    if len({*numbers.values()}) < 2 or not _near(weights[rank] * number for rank, number in numbers.items()):
+        return ""
+    told = ", ".join(
+        f"{_targets(numbers[rank])} of rank {rank} {_each(weights[rank], numbers[rank])}" for rank in numbers
+    )
+    return (
+        f"in step {step} the loss weighs {told}: it is a mean on each rank, so that a target counts more where a rank "
+        "has few; one mean over all targets of the step needs their number on all ranks"
+    )
+
+
+def same_rows(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on ranks whose models are given the same samples; empty where they are not."""
+    rows = {rank: [call.rows for call in calls] for rank, calls in ranks.items() if any(call.rows for call in calls)}
+    groups: dict[str, list[int]] = {}
+    for rank, own in sorted(rows.items()):
+        groups.setdefault(json.dumps(own), []).append(rank)
+    alike = next((each for each in groups.values() if len(each) > 1), None)
+    if alike is None:
+        return ""
+    return (
+        f"in step {step} the models of ranks {', '.join(map(str, alike))} are given the same samples: right where they "
+        "share out one model, as in tensor parallelism, and otherwise each of them should have its own"
+    )
+
+
+def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on models that train in evaluation mode; empty where they do not."""
+    if not any(call.evaluates for calls in ranks.values() for call in calls):
+        return ""
+    return (
+        f"in step {step} the model's `training` is False while gradients go through it, so that neither dropout nor "
+        "the statistics of a batch norm do anything: look at an `eval()` without a `train()` after it"
+    )
+
+
+NOTHING = OfStep(0, {}, {}, ())
+
+NOT_MEASURED = (
+    "not measured, since no parameter of a module has one in `.grad` both after a backward and when an optimizer of "
+    "torch steps with that parameter, as with engines that keep gradients elsewhere, masters that are stepped in place "
+    "of parameters, and steps inside of the backward"
+)
+
+
+NO_STEP = "no optimizer of torch steps in it on rank 0"
+
+
+def portrait(
+    ranks: Mapping[int, OfStep], calls: Mapping[int, Sequence[Call]], collectives: Mapping[int, OfRank], before: At,
+    rates: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """What a step does, in a few lines.
+
+    Args:
+        ranks, calls, collectives: of the step. before: what there was before it, settings of param groups among it.
+        rates: the learning rates in each step of the run.
+    """
+    first = ranks.get(0, NOTHING)
+    lines = []
+    if own := calls.get(0):
+        lines.append(f"data: rank 0 calls the model {times(len(own))}, with {_rows(own)}")
+    lines += [f"loss: {told}" for told in [_loss(calls)] if told]
+    others = _stepping_alone(ranks)
+    lines.append(f"order: {_in_order(first)}{f' on rank 0, while one steps on {others}' if others else ''}")
+    lines.append(f"gradients: {_of_gradients(ranks, others)}")
+    lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
+    lines += [f"{GATHERED}: {told}" for told in [gathered(collectives.get(0, {}))] if told]
+    lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
+    lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
+    lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
+    return lines
+
+
+def _stepping_alone(ranks: Mapping[int, OfStep]) -> str:
+    """The ranks on which an optimizer steps while none does on rank 0, such as `rank 1`; empty where one does there, or
+    nowhere."""
+    stepping = [str(rank) for rank, step in sorted(ranks.items()) if step.steps]
+    if not stepping or 0 not in ranks or ranks[0].steps:
+        return ""
+    return f"rank{'s' * (len(stepping) > 1)} {', '.join(stepping)}"
+
+
+def _of_gradients(ranks: Mapping[int, OfStep], others: str) -> str:
+    """What becomes of gradients, or why that is not measured. others: see `_stepping_alone`."""
+    told = _between(ranks)
+    if others:
+        return f"{NO_STEP}, while one does on {others}{f', where {told}' if told else ''}"
+    skipped = 0 in ranks and ranks[0].backwards and not ranks[0].steps
+    if idle := ranks[0].idle if skipped else ():
+        return told or f"none is there when {' and '.join(idle)} is told to step, which then changes nothing"
+    return told or (f"not measured, since {NO_STEP}, {AS_SKIPPED}" if skipped else NOT_MEASURED)
+
+
+AS_SKIPPED = "as where a loss scaler skips the step, or an engine steps by itself"
+
+
+def _in_order(step: OfStep) -> str:
+    """How many backwards and steps there are or, where an optimizer steps before the last backward, what comes after
+    what."""
+    runs = [(event, len([*same])) for event, same in groupby(step.events)]
+    if any(event == BACKWARD for event, _ in runs[1:]):
+        told = [_count(number, BACKWARD if event == BACKWARD else STEP, event) for event, number in runs]
+        often = len(told) // 2
+        if often > 2 and told == told[:2] * often:
+            return f"{told[0]}, then {told[1]}, {often} times"
+        return ", then ".join(told)
+    stepped = ", ".join(
+        (
+            *(_count(number, STEP, name) for name, number in step.steps.items()),
+            *(f"a step of {name} without any gradient" for name in step.idle),
+        )
+    )
+    return f"{_count(step.backwards, BACKWARD)}, and {stepped or 'no step of an optimizer of torch'}"
+
+
+def _count(number: int, what: str, name: str = "") -> str:
+    return f"{number} {what}{'s' * (number != 1)}{f' of {name}' if what == STEP else ''}"
+
+
+def _loss(ranks: Mapping[int, Sequence[Call]]) -> str:
+    """By what a cross-entropy weighs the targets of each rank; empty where the loss is none."""
+    weights = {rank: [weight for call in own for weight in call.weights] for rank, own in sorted(ranks.items()) if own}
+    if not weights or not all(call.weights for own in ranks.values() for call in own):
+        return ""
+    if any(abs(sum(own)) <= NEAR * sum(map(abs, own)) for own in weights.values()):
+        return ""  # such as advantages, which come to zero
+    each = {rank: f"{_targets(len(own))} of rank {rank} by {sum(own):.4g}" for rank, own in weights.items()}
+    if len({text.partition(" of rank ")[0] for text in each.values()}) > 1:
+        return f"a cross-entropy, which weighs in all {', '.join([*each.values()][: MOST_TOLD + 1])}"
+    return f"a cross-entropy, which weighs in all {each[min(each)]}; a mean of them weighs 1"
+
+
+def _between(ranks: Mapping[int, OfStep]) -> str:
+    """What becomes of gradients between the backward and the optimizer."""
+    every = [gradient for step in ranks.values() for gradient in step.gradients.values()]
+    if not every:
+        return ""
+    factors = _factors(every)
+    norms = [_norm(ranks, after=after) for after in (True, False)]
+    length = "" if None in norms else f"; their norm is {norms[0]:.5g}, and {norms[1]:.5g} when the optimizer steps"
+    if None in factors:
+        return f"between the backward and the optimizer they are changed, and not by a number alone{length}"
+    told = sorted(factor for factor in factors if factor is not None)
+    by_rank = {rank: _factors(step.gradients.values()) for rank, step in sorted(ranks.items()) if step.gradients}
+    if len(told) > 1 and len(by_rank) > 1 and all(len(own) == 1 for own in by_rank.values()):
+        each = (f"{factor:.5g} on rank {rank}" for rank, own in by_rank.items() for factor in own)
+        return f"between the backward and the optimizer all are multiplied by {', '.join(each)}{length}"
+    if len(told) > 1:
+        values = ", ".join(f"{factor:.5g}" for factor in told[: MOST_TOLD + 1])
+        return (
+            f"between the backward and the optimizer some are multiplied by other numbers than others: {values}{length}"
+        )
+    if not told or abs(told[0] - 1) <= NEAR:
+        return f"the optimizer has them as the backward left them{length.partition(', and')[0]}"
+    return f"between the backward and the optimizer all are multiplied by {told[0]:.5g}{length}"
+
+
+def squares_of(ranks: Mapping[int, OfStep], *, after: bool) -> dict[str, tuple[float, bool]]:
+    """Of each parameter whose whole gradient is known, the sum of its squares, and whether all ranks have to do with
+    it. Not known is one that ranks have whole, and not alike.
+
+    Args:
+        after: right after the backward, or else right before the step.
+    """
+    found: dict[str, tuple[float, bool]] = {}
+    for name in _names(ranks):
+        own = [step.gradients[name] for step in ranks.values() if name in step.gradients]
+        sizes = [(one.after if after else one.before)[0] for one in own]
+        if own[0].sharded:
+            found[name] = sum(sizes) / own[0].copies, True
+        elif _near(sizes):
+            found[name] = sizes[0], len(own) == len(ranks)
+    return found
+
+
+def _names(ranks: Mapping[int, OfStep]) -> list[str]:
+    return list(dict.fromkeys(name for step in ranks.values() for name in step.gradients))
+
+
+def _norm(ranks: Mapping[int, OfStep], *, after: bool) -> float | None:
+    """The norm of the whole gradient; None where it is not known which ranks have the same of it."""
+    squares = squares_of(ranks, after=after)
+    known = len(squares) == len(_names(ranks)) and all(everywhere for _, everywhere in squares.values())
+    return sqrt(sum(size for size, _ in squares.values())) if known else None
+
+
+def _factors(gradients: Iterable[Gradient]) -> list[float | None]:
+    """The numbers that gradients other than zeros were multiplied by, each once; one None where some was changed
+    otherwise."""
+    found: list[float | None] = []
+    for gradient in gradients:
+        if not gradient.after[0] and not gradient.before[0]:
+            continue
+        factor = gradient.factor
+        if factor is None:
+            return [None]
+        if not any(one is not None and _near((one, factor)) for one in found):
+            found.append(factor)
+    return found
+
+
+def rates_at(step: OfStep, before: At) -> str:
+    """The learning rates of the param groups with which optimizers stepped, each number once; those from before the
+    step, if they are none of torch's."""
+    told = [f"{rate:.6g}" for rate in step.every_rate or step.rates if rate is not None]
+    return " and ".join(dict.fromkeys(told)) or rates_told(before)
+
+
+def rates_told(before: At) -> str:
+    """The learning rates of the param groups, each number once."""
+    values = [_number(value) for key, value in sorted(before.items()) if key[0] == SETTING and key[1].endswith(".lr")]
+    return " and ".join(dict.fromkeys(values))
+
+
+def _decays(before: At) -> str:
+    """Which weight decay parameters have, and how many of them are vectors, which often should have none."""
+    found: dict[str, list[str]] = {}
+    for (role, name), value in sorted(before.items()):
+        group, _, setting = name.rpartition(".")
+        names = before.get((SETTING, f"{group}.params"))
+        if role == SETTING and setting == "weight_decay" and names and names.data:
+            found.setdefault(_number(value), []).extend(names.data.decode().split("\n"))
+    told = []
+    for decay, own in found.items():
+        shapes = {name: before[PARAMS, name].shape for name in own if (PARAMS, name) in before}
+        vectors = [name for name, shape in shapes.items() if len(shape) < 2]
+        few = f"{', '.join(vectors[:MOST_TOLD])}{', …' if len(vectors) > MOST_TOLD else ''}"
+        such = f", {len(vectors)} of them vectors ({few})" if vectors else ""
+        told.append(f"{decay} for {len(own)} parameter{'s' * (len(own) != 1)}{such}")
+    return "; ".join(told)
+
+
+def _number(value: Value) -> str:
+    text = value.data.decode().rpartition(" ")[2]
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return text
+
+
+def _near(values: Iterable[float]) -> bool:
+    every = [*values]
+    return max(every) - min(every) <= NEAR * max(map(abs, every))
+
+
+def _each(weight: float, number: int) -> str:
+    return f"by {weight:.4g}{' each' if number > 1 else ''}"
+
+
+def _targets(number: int) -> str:
+    return "the target" if number == 1 else f"the {number} targets"
+
+
+def _rows(calls: Sequence[Call]) -> str:
+    numbers = sorted({len(call.rows) for call in calls})
+    many = "row" if numbers == [1] else "rows"
+    return f"{numbers[0]} {many}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} rows"

@@ -358,7 +358,10 @@ def test_a_tensor_that_a_step_makes_anew_is_told_and_not_recorded() -> None:
     assert list(values(**roots)) == ["extra_state rank0.lossless"]
     told = State(roots, 0, 1).found[0]
     assert told.name == "last_loss"
-    assert "not recorded: by its name a step makes it anew; to have it compared, give it in `state()`" in told.detail
+    assert (
+        "not recorded: its name is that of what a step makes anew; to have it compared, give it in `state()`"
+        in told.detail
+    )
 
 
 def test_what_a_state_of_ones_own_names_is_recorded_as_all_ranks_whatever_its_name() -> None:

@@ -43,6 +43,7 @@ def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any,
         "reduced": list(reduced),
         "scaled": list(scaled),
         "rated": [],
+        "back": [],
     }
     return zlib.compress(json.dumps(said).encode())
 

@@ -33,6 +33,7 @@ from shardproof.trainer.lines.statements import Moment, Name, OfRanks, Statement
 from shardproof.trainer.values.every_mesh import OF_MODULES
 from shardproof.trainer.values.rounding import HALF, PARAMS
 from shardproof.trainer.values.telling import paragraphs
+from shardproof.trainer.values.wording import at
 
 
 def lines_of(
@@ -85,7 +86,8 @@ def lines_of(
 
     def of_step() -> str:
         seen = 0 in step[0].keys() & step[1] and not any(is_cut(way[0]) for way in step)
-        written = written_otherwise(step[0][0], step[1][0], modules, ways) if seen else ""
+        moments = {each.op.index: f"after {at(each.op)}" for each in (*one, *other)}
+        written = written_otherwise(step[0][0], step[1][0], modules, ways, moments) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
         skipped = never_hold((one, other), ways) if gradients or not first else ""

@@ -19,6 +19,7 @@ from shardproof.trainer.arms import KEYS, RESUMED, TRAINS, WHOLE
 from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.judge.longer import longer_program
 from shardproof.trainer.judge.whose_data import data_repeat, ranks_overlap, same_data
+from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.step.measured import (
@@ -139,7 +140,8 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
     states, numbers = [judging.at(op) for op in moments], [judging.plain.get(op, {}) for op in moments]
     zero = sorted(name for role, name in last
                   if role == "buffer" and stays_zero([state.get((role, name)) for state in states]))  # fmt: skip
-    of_steps = [Moment(op, judging.ran.get(op.index, {})) for op in judging.whole.ops if op.index in steps]
+    every = [Moment(op, judging.ran.get(op.index, {})) for op in judging.whole.ops]
+    of_steps = [each for each in every if each.op.index in steps]
     lost = (zeroed_before(judging.samples.get(op.index, {}), op.iteration) for op in judging.whole.ops)
     yield from filter(None, (
         left_behind(states),
@@ -149,6 +151,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         ranks_overlap(judging),
         counted_apart(numbers, _updates(judging, steps)),
         judging.explained(lambda: uneven(numbers, of_steps)),
+        judging.explained(lambda: put_back(every)),
         next(filter(None, lost), ""),
         _at_rate_zero(judging),
         *_measured(judging),

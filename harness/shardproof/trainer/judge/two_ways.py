@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from shardproof.diagnosis.arrangement import distinct
 from shardproof.diff import Difference
@@ -108,7 +109,8 @@ def alike(judging: Judging, session: Session) -> None:
         wrong = judging.compare(both.one, both.other, apart[0])
         still = {name for name in map(_name, wrong) if _stays(judging, session, name)}
         wrong, left_out = [one for one in wrong if _name(one) not in still], left_out | still
-    left = ((of_one_way, left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
+    ranks = max(op.mesh.world for each in (session, judging.whole) for op in each.ops)
+    left = ((partial(of_one_way, ranks=ranks), left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
     notes += [rounding(farthest, half=half)] if farthest and not wrong else []
     notes += [*([of_noise(noise)] if noise else []), *end_not_seen(judging, session)]

@@ -45,6 +45,7 @@ from shardproof.trainer.lines.statements import (
     shown,
     unpacked,
 )
+from shardproof.trainer.values.telling import times
 
 MOST_BEHIND, MOST_LOOKED_AT = 3, 20
 """Values that a sentence names which follow from the first that is not alike, and how many are looked at for it."""
@@ -391,6 +392,8 @@ def _longer(both: tuple[Values, Values], names: tuple[str, str]) -> str:
         return " (as the sum over ranks)"
     if rows[0] != rows[1] and held_in_pieces(*both, CLOSE):
         return f" (each of its rows in {max(rows) // min(rows)} pieces {names[rows[1] > rows[0]]})"
+    if rows[0] != rows[1] and len({each.shape for values in both for each in values.outlines}) == 1:
+        return f" ({times(len(both[0].outlines))} {names[0]} and {times(len(both[1].outlines))} {names[1]})"
     if rows[0] != rows[1]:
         return f" (in {rows[0]} rows {names[0]} and {rows[1]} {names[1]})"
     lengths = [[each.shape[1] for each in values.outlines if len(each.shape) > 1] for values in both]

@@ -156,12 +156,15 @@ def touch_alone(ran: bytes, wrong: Collection[str], right: Collection[str]) -> l
     return told[:MOST_PLACES]
 
 
-def written_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tuple[str, str]) -> str:
+def written_otherwise(
+    one: bytes, other: bytes, wrong: Collection[str], ways: tuple[str, str], moments: Mapping[int, str] | None = None
+) -> str:
     """A sentence about statements that write parameters or buffers in one of two ways alone; empty where the same write
     each.
 
     Args:
-        wrong: their names. ways: what a sentence calls them, such as `with accumulate=1`.
+        wrong: their names. ways: what a sentence calls them, such as `with accumulate=1`. moments: operation → what a
+            sentence calls the moment after it.
     """
     found: dict[tuple[str, ...], list[str]] = {}
     rows = [touched(data) for data in (one, other)]
@@ -171,10 +174,17 @@ def written_otherwise(one: bytes, other: bytes, wrong: Collection[str], ways: tu
         counts = [{place: number for place, number in own.items() if number} for own in often]
         if counts[0] != counts[1]:
             same = len(counts[0]) == 1 and counts[0].keys() == counts[1].keys()
-            lines = [[f"{place}{f', {times(number)}' * same}" for place, number in own.items()] for own in counts]
+            lines = [[f"{place}{f', {times(number)}' * same}{_put_back(row, place, name, moments or {})}"
+                      for place, number in own.items()] for own, row in zip(counts, rows, strict=True)]  # fmt: skip
             lines[1] = [times(number) for number in counts[1].values()] if same else lines[1]
             found.setdefault(tuple(_few(own) for own in lines), []).append(name)
     return f"In this step, on rank 0, {_by_lines(found, ways)}." if found else ""
+
+
+def _put_back(row: Sequence[Touch], place: str, name: str, moments: Mapping[int, str]) -> str:
+    """That a statement writes what a parameter was some operations ago, with a comma in front; empty where not."""
+    ago = next((touch.back[name] for touch in row if touch.place == place and name in touch.back), None)
+    return f", which writes what was there {moments[ago]}, and not later" if ago is not None and ago in moments else ""
 
 
 _DOES = {MADE: "makes", CHANGED: "changes", CLEARED: "clears"}

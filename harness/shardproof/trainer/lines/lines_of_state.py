@@ -19,6 +19,7 @@ from shardproof.trainer.lines.statements import (
     WRITTEN,
     Moment,
     OfRanks,
+    Statement,
     last_word,
     shown,
     touched,
@@ -156,20 +157,25 @@ def never_hold(moments: Sequence[Sequence[Moment]], names: Sequence[str]) -> str
 
 def _failing(moments: Sequence[Moment]) -> dict[str, str | None]:
     """What is said of the flag that each condition of the last operation reads, on the first rank; None of one that
-    holds sometimes."""
+    holds sometimes, there or in an operation before."""
     ran = moments[-1].ran if moments else {}
     rank = min(ran, default=0)
     row = unpacked(ran[rank]) if ran else ()
-    found: dict[str, str | None] = {}
+    before = (each for moment in moments[:-1] for each in unpacked(moment.ran.get(rank, ())))
+    found: dict[str, str | None] = dict.fromkeys(each.shown() for each in before if _holds(each))
     for at, statement in enumerate(row):
         if statement.kind != DECIDES:
             continue
         line = statement.shown()
-        if statement.values[0].text == "True" or found.get(line, "") is None:
+        if _holds(statement) or found.get(line, "") is None:
             found[line] = None
         elif line not in found:
             found[line] = _flag(moments, rank, at)
     return found
+
+
+def _holds(statement: Statement) -> bool:
+    return statement.kind == DECIDES and statement.values[0].text == "True"
 
 
 def _flag(moments: Sequence[Moment], rank: int, number: int) -> str:

@@ -150,14 +150,16 @@ class Touch(NamedTuple):
     of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done; `buffers` →
     those that were written.
     reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
-    which numbers gradients were multiplied. rated: of which group it set the
-    learning rate, if there are several, from what to what, each time."""
+    which numbers gradients were multiplied. rated: of which group it set the learning rate, if there are several, from
+    what to what, each time. back: the parameters that it gave the values which they had after an operation before the
+    latest → that operation."""
 
     place: str
     done: Mapping[str, Sequence[str]]
     reduced: Sequence[int] = ()
     scaled: Sequence[float] = ()
     rated: Sequence[tuple[str, str, str]] = ()
+    back: Mapping[str, int] = {}
 
 
 def touched(data: bytes) -> list[Touch]:
@@ -168,11 +170,12 @@ def touched(data: bytes) -> list[Touch]:
     often = {(file, line, text): often for (file, line, text), often in said["reduced"]}
     scaled = {(file, line, text): factors for (file, line, text), factors in said["scaled"]}
     rated = {(file, line, text): changes for (file, line, text), changes in said["rated"]}
+    back = {(file, line, text): own for (file, line, text), own in said["back"]}
     scaled = {place: factors for place, factors in scaled.items() if place not in often}  # a sum is no multiple
     return [
         Touch(
             Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()), scaled.get(place, ()),
-            rated.get(place, ()),
+            rated.get(place, ()), back.get(place, {}),
         )
         for place in dict.fromkeys((*done, *often, *rated))
     ]  # fmt: skip

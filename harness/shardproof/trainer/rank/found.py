@@ -366,7 +366,8 @@ class Look:
         if met.covered or id(value) in self._used or id(value) in self.modules.parameters:
             return
         if passes(met.path) and not met.named:
-            told = f"{type(value).__name__} of {list(value.shape)}, not recorded: by its name a step makes it anew"
+            what = f"{type(value).__name__} of {list(value.shape)}"
+            told = f"{what}, not recorded: its name is that of what a step makes anew"
             self._find(met, f"{told}; to have it compared, give it in `state()`")
             return
         own = self._of_this_rank(met)

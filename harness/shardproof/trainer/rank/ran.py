@@ -57,6 +57,7 @@ from shardproof.trainer.rank.lengths import size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, called, digest, looked_up, told
 from shardproof.trainer.rank.marks import known, mark_of, of_gradient
 from shardproof.trainer.rank.outlines import outline_of
+from shardproof.trainer.rank.put_back import PutBack
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
 from shardproof.trainer.step.measured import Size, factor_between
@@ -124,6 +125,7 @@ class Ran:
         self.buffers = buffers
         self._of_buffers = dict[str, object]()
         self.rebuffered: dict[Place, list[str]] = {}
+        self.put_back = PutBack()
         self.rated: dict[Place, list[tuple[str, str, str]]] = {}
         self._rates = list[str]()
         self.touched: dict[Place, dict[str, list[int]]] = {}
@@ -185,13 +187,14 @@ class Ran:
         reduced = [[place, often] for place, often in times.items() if any(often)]
         scaled = [[place, sorted(factors)] for place, factors in self.scaled.items() if len(factors) <= MOST_FACTORS]
         rated = [[place, changes] for place, changes in self.rated.items()]
+        back = self.put_back.taken(op, {key: weights for key, (weights, _) in self.last.items()}, names)
         self.touched, self.collectives, self.scaled, self.rated, self.rebuffered = {}, {}, {}, {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         compounds = [[place, *each] for place, each in self.compounds.items()]
         told = {"places": places, "compounds": compounds, "touched": touched, "reduced": reduced, "scaled": scaled,
-                "rated": rated, "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
+                "rated": rated, "back": back, "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
                 "outlines": self.outlines}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
         self.compounds = {}
@@ -265,6 +268,7 @@ class Ran:
                 was = before.get(key, (weights, gradient))
                 if weights != was[0]:
                     done.setdefault(WRITTEN, []).append(key)
+                    self.put_back.look(key, weights, place)
                 if gradient != was[1]:
                     self._size(key, place, new=was[1] is None)
                     what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED

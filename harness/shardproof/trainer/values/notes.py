@@ -98,9 +98,10 @@ def counted_steps(keys: Iterable[tuple[str, str]]) -> str:
     return f"not compared, since torch warns by it and does nothing else, and the schedule is the same: {_few(keys)}"
 
 
-def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
-    """What only one of two ways has, or has in this shape."""
-    return f"not compared, since every rank has its own, or only one of the two ways has it in this shape: {_few(keys)}"
+def of_one_way(keys: Iterable[tuple[str, str]], ranks: int = 2) -> str:
+    """What only one of two ways has, or has in this shape. ranks: the most that either of them has."""
+    own = "every rank has its own, or " * (ranks > 1)
+    return f"not compared, since {own}only one of the two ways has it under this name and in this shape: {_few(keys)}"
 
 
 def taken_for_settings(keys: Iterable[tuple[str, str]]) -> str:

@@ -45,7 +45,7 @@ from shardproof.trainer.described import Described
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
 STOPPED, SECOND_RESUME = "stopped", "second resume"
 TRAINS = "trains"
-KEYS, ENDS, READS = "keys", "ends", "reads"
+KEYS, ENDS, READS, COPIES = "keys", "ends", "reads", "copies"
 """What lines begin with that a cell says of keys which a load did not take, of where its steps end, and of what becomes
 of the value of an axis."""
 TOO_SELDOM = "fit called self.updated() too seldom"

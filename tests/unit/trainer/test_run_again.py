@@ -39,3 +39,25 @@ def test_what_a_backward_runs_again_is_told(tmp_path: Path) -> None:
     )
     assert run_again([ways[0], ways[0]], [place, place], NAMES) == ""
     assert run_again([{}, {}], [place, place], NAMES) == ""
+
+
+OWN = """
+class Engine:
+    def backward(self, loss):
+        loss.backward()
+        self.reduce()
+
+    def reduce(self):
+        pass
+
+def step(engine, x, times):
+    for _ in range(times):
+        engine.backward((x * 2).sum())
+"""
+
+
+def test_a_backward_of_ones_own_runs_nothing_again(tmp_path: Path) -> None:
+    mine = written(tmp_path, OWN)
+    x = torch.ones(2, requires_grad=True)
+    ways = [{0: ran(partial(mine.step, mine.Engine(), x, times))} for times in (1, 4)]
+    assert run_again(ways, [("mine.py", 5)] * 2, NAMES) == ""

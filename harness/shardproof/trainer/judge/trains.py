@@ -15,10 +15,11 @@ from shardproof.observe.record import LIVE
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import ARMS
 from shardproof.result import ArmResult
-from shardproof.trainer.arms import KEYS, RESUMED, TRAINS, WHOLE
+from shardproof.trainer.arms import COPIES, KEYS, RESUMED, TRAINS, WHOLE
 from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.judge.longer import longer_program
 from shardproof.trainer.judge.whose_data import data_repeat, ranks_overlap, same_data
+from shardproof.trainer.lines.broadcast import paired
 from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
@@ -152,6 +153,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         counted_apart(numbers, _updates(judging, steps)),
         judging.explained(lambda: uneven(numbers, of_steps)),
         judging.explained(lambda: put_back(every)),
+        judging.explained(lambda: paired(of_steps[:1])),
         next(filter(None, lost), ""),
         _at_rate_zero(judging),
         *_measured(judging),
@@ -204,7 +206,8 @@ def _measured(judging: Judging) -> Iterator[str]:
     for look in (weighed_by_call, same_rows, evaluates):
         calls = (look(judging.model_calls.get(index, {}), step) for step, index in steps)
         yield next(filter(None, calls), "")
-    yield from (note.removeprefix(f"{KEYS}: ") for note in judging.notes if note.startswith(f"{KEYS}: "))
+    for begins in (KEYS, COPIES):
+        yield from (note.removeprefix(f"{begins}: ") for note in judging.notes if note.startswith(f"{begins}: "))
     for of_gradients in (stale, mixed):
         yield next(filter(None, (of_gradients(judging.measured.get(index, {}), step) for step, index in steps)), "")
 

@@ -209,7 +209,9 @@ def _said(
     ways = f"With {names[0]}", f"With {names[1]}"
     stepped = may_be_stepped([(each.key.role, each.key.fqn) for each in wrong],
                              [judging.gradients.get(op, {}) for op in ops])  # fmt: skip
-    parted = where_they_part(one, other, ways, near, stepped=stepped) if _same_data(judging, ops) else ""
+    mine, its = (judging.measured.get(op, {}) for op in ops)
+    left = len(mine) == len(its) and same_lengths(mine, its, near or NEAR)
+    parted = where_they_part(one, other, ways, near, stepped=stepped, left=left) if _same_data(judging, ops) else ""
     of_data = any(is_of_data((one.key.role, one.key.fqn)) for one in wrong)
     used = all(_used_rates(judging, op) for op in ops)
     counts_alone = all(_is_plain(judging, ops[1], one) for one in wrong)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardproof.trainer.lines.broadcast import spread
 from shardproof.trainer.lines.held import (
     CLOSE,
     Numbers,
@@ -120,6 +121,12 @@ def first_apart(
     plain, path = _plain_apart(found, one, other, names)
     rows = rows_apart(found.one, found.other, ways, near)
     told = f"{_sentence(found, names, near, when, plain, rows)}{_trail(found, every, names, near)}{_mixed(*ways, near)}"
+    for way, place in zip((one, other), (first, second), strict=True):
+        row = unpacked(way[min(way)])
+        ends = (at for at, each in enumerate(row) if each.place == (*place, ENDS))
+        if larger := next(filter(None, (spread(row, at) for at in ends)), ""):
+            told += f" There it {larger}: broadcasting sets them against each other."
+            break
     return told, Where((first, second), found.site.path, reads=found.site.kind == BEGINS, plain=path)
 
 

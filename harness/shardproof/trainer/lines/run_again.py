@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shardproof.trainer.lines.nested import within
+from shardproof.trainer.lines.nested import Within, within
 from shardproof.trainer.lines.statements import BEGINS, OfRanks, Statement, unpacked
 from shardproof.trainer.values.telling import times
 
@@ -43,12 +43,25 @@ def _inside(ran: OfRanks, place: tuple[str, int]) -> tuple[list[Statement], int]
         return [], 0
     data = ran[min(ran)]
     row, where, heads, every = unpacked(data), within(data), list[Statement](), 0
+    own = _functions_of_ones_own(row, where)
     for at, statement in enumerate(row):
         if statement.place != (*place, BEGINS):
             continue
         every += 1
         caller = where[at].caller
-        while caller >= 0 and not _BACKWARD.search(row[caller].text):
+        while caller >= 0 and (caller in own or not _BACKWARD.search(row[caller].text)):
             caller = where[caller].caller
         heads += [row[caller]] if caller >= 0 else []
     return heads, every
+
+
+def _functions_of_ones_own(row: Sequence[Statement], where: Sequence[Within]) -> set[int]:
+    """The calls of a `backward` that is the trainer's own function, since it calls one in turn."""
+    found = set[int]()
+    for at, statement in enumerate(row):
+        if statement.kind == BEGINS and _BACKWARD.search(statement.text):
+            caller = where[at].caller
+            while caller >= 0 and caller not in found:
+                found.add(caller)
+                caller = where[caller].caller
+    return found

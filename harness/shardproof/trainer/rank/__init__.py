@@ -36,6 +36,7 @@ from shardproof.trainer.arms import (
     ALTERED,
     ANEW,
     AT_THE_END,
+    COPIES,
     CUT,
     KEYS,
     NOTE,
@@ -69,6 +70,7 @@ from shardproof.trainer.rank.plain import numbers_of
 from shardproof.trainer.rank.ran import Ran
 from shardproof.trainer.rank.state_calls import StateCalls
 from shardproof.trainer.rank.walk import walk
+from shardproof.trainer.rank.workers import copied_generators
 from shardproof.trainer.values import wording
 from shardproof.trainer.values.own_folders import own_folders
 
@@ -325,6 +327,7 @@ class Rank:
         told += [wording.LEFT_AS_IT_IS] if self.left_as_it_is else []
         told += [f"{KEYS}: {text}" for text in self.loaded_keys.taken()]
         if state is not None:
+            told += [f"{COPIES}: {text}" for text in copied_generators(state.way)]
             told += [f"found: {item.name}: {item.kind}, {item.detail}" for item in state.found]
             told += [f"hidden: {item.name}: {item.kind}, {item.detail}" for item in state.hidden]
         for number, text in enumerate(told):

@@ -65,15 +65,20 @@ def calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, Called]]:
     return found
 
 
+REDUCED = ", at how gradients are reduced"
+"""Where to look, of several ranks."""
+
+
 def where_they_part(
-    first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0, *, stepped: bool = True
+    first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0, *, stepped: bool = True, left: bool = False
 ) -> str:
     """A sentence about the first module that comes to something else; empty where no module was seen.
 
     Args:
         first, own: rank → calls, of either way. names: how a sentence about either begins, such as `With shard=no`.
         near: up to which share of its norm an output counts as the same; 0 for its bits. stepped: whether an optimizer
-            may have had a gradient of what differs.
+            may have had a gradient of what differs. left: whether the backward is known to leave gradients of the same
+            lengths.
     """
     ranks = sorted(first.keys() & own.keys())
     apart = (_apart(first[rank].forward, own[rank].forward, rank, near) for rank in ranks)
@@ -81,11 +86,15 @@ def where_they_part(
     number = sum(len(own[rank].forward) for rank in ranks)
     if told or not number or any(not _same(first[rank], own[rank], near) for rank in ranks):
         return told
+    several = len({*first, *own}) > 1
     equal = "equal up to rounding" if near else "equal"
     told = f"In this step the outputs of all {number} calls of modules are {equal}"
     if not stepped:
         return f"{told}, and no optimizer had a gradient of what differs."
-    return f"{told}: look at the backward, at how gradients are reduced, and at the optimizer."
+    if left:
+        behind = f"look at what comes behind it{REDUCED * several}."
+        return f"{told}, and the gradients that the backward leaves are as long: {behind}"
+    return f"{told}: look at the backward{REDUCED * several}, and at the optimizer."
 
 
 def recomputed_apart(first: OfRanks, own: OfRanks, names: tuple[str, str], near: float = 0.0) -> str:

@@ -355,6 +355,8 @@ def _loss(ranks: Mapping[int, Sequence[Call]]) -> str:
         return ""
     if any(abs(sum(own)) <= NEAR * sum(map(abs, own)) for own in weights.values()):
         return ""  # such as advantages, which come to zero
+    if any(min(own) < 0 < max(own) for own in weights.values()):
+        return ""  # no mean of a cross-entropy
     each = {rank: f"{_targets(len(own))} of rank {rank} by {sum(own):.4g}" for rank, own in weights.items()}
     if len({text.partition(" of rank ")[0] for text in each.values()}) > 1:
         return f"a cross-entropy, which weighs in all {', '.join([*each.values()][: MOST_TOLD + 1])}"

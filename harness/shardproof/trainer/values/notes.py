@@ -24,7 +24,7 @@ MADE_TOO_EARLY = (
 
 def apart(keys: Iterable[tuple[str, str]]) -> str:
     """State of an optimizer that every rank keeps differently, so that another mesh has nothing to compare with."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
+    names = in_short(sorted(name for _, name in keys))
     return f"not compared, since the ranks of one mesh have it differently: {names}"
 
 
@@ -53,7 +53,7 @@ END_NOT_SEEN = "what there is when `fit` has returned is not compared: it could 
 
 def idle(keys: Iterable[tuple[str, str]]) -> str:
     """Generators that are not compared."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
+    names = in_short(sorted(name for _, name in keys))
     return f"not compared, since nothing is drawn from them after the save, or every step seeds them anew: {names}"
 
 
@@ -166,7 +166,11 @@ def as_rounding(*, half: bool) -> str:
 
 def _few(keys: Iterable[tuple[str, str]], most: int = 4) -> str:
     """The first names of some values, and how many more there are."""
-    names = [called(*key) for key in sorted(keys)]
+    return in_short([called(*key) for key in sorted(keys)], most)
+
+
+def in_short(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isclose
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.values.every_mesh import Name, without_rank
 from shardproof.trainer.values.gradients import GRADIENT
 from shardproof.trainer.values.pairs import Between, Pair
+from shardproof.trainer.values.rounding import PARAMS
 
 Floats = npt.NDArray[np.float64]
 
@@ -87,6 +89,9 @@ def scaled(pairs: Sequence[Pair], between: Between) -> str:
     every = [name for kind, name in between.expected if kind == role and (name in changes or name in moved)]
     factor = factor_of([*changes.values()])
     if factor is not None and abs(factor - 1) > NEAR:
+        beside = any(pair.name[0] == PARAMS for pair in pairs)
+        if role == "momentum" and changes.keys() <= by.keys() and not beside:
+            return _of_kept(factor, [*changes], between)
         return _of_all(what, factor, [*changes], every, between)
     return _of_ranks_rows(what, [*changes.values()], between) or _of_tensors(what, changes, every, between)
 
@@ -113,7 +118,27 @@ def _of_all(what: str, factor: float, wrong: Sequence[str], every: Sequence[str]
         return f"{told}, in all tensors alike{when}: {OF_THE_STEP}"
     if _is_ratio(factor, between.ratio):
         return f"{told}, in all tensors alike, {OF_THE_AXIS}"
-    return f"{told}, in all tensors alike: {_by_ranks(factor, between.ranks) or WHOLE}"
+    by_ranks = _by_ranks(factor, between.ranks)
+    if between.known and not by_ranks:
+        return f"{told}, in all tensors alike."
+    return f"{told}, in all tensors alike: {by_ranks or WHOLE}"
+
+
+def _of_kept(factor: float, wrong: Sequence[str], between: Between) -> str:
+    """The sentence for momenta that take up so many times what they should of a gradient, beside right parameters."""
+    rates = {way.get(without_rank(name), (0, 0.0))[1] for name in wrong for way in between.stepped[1:]}
+    told = f"What every momentum takes up of its gradient is {factor:.4g} times what it should be{_when(between)}"
+    if any(rate and isclose(factor, rate, rel_tol=NEAR) for rate in rates):
+        return f"{told}, which is the learning rate, and no parameter differs: {RATE_KEPT}"
+    return (
+        f"{told}, and no parameter differs: look at what is put into it, and at what it is multiplied by as it is used."
+    )
+
+
+RATE_KEPT = (
+    "it keeps updates in the place of gradients, so that they go on at the old rate for some steps when a schedule "
+    "sets another one."
+)
 
 
 def _of_ranks_rows(what: str, changes: Sequence[Change], between: Between) -> str:

@@ -44,6 +44,7 @@ def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any,
         "scaled": list(scaled),
         "rated": [],
         "back": [],
+        "regrouped": [],
     }
     return zlib.compress(json.dumps(said).encode())
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from shardproof.trainer.lines.line_values import few_of
 from shardproof.trainer.lines.setters import begin_of, set_last, with_values
@@ -20,6 +20,7 @@ from shardproof.trainer.lines.statements import (
     Moment,
     OfRanks,
     Statement,
+    Touch,
     last_word,
     shown,
     touched,
@@ -58,11 +59,22 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
         )
         if own:
             lines.append(f"{touch.place} writes {own[0] if len(own) == 1 else f'{len(own)} of them'}")
+    lines = [*_regrouped(touched(ran[rank]), last), *lines]
     if not lines:
         return ""
     more = f"; and {len(lines) - MOST_SETS} more" if len(lines) > MOST_SETS else ""
     wrongly = "is wrong after it" if what == "load" else "it changes"
     return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
+
+
+def _regrouped(touches: Iterable[Touch], last: Container[str]) -> list[str]:
+    """The lines that set settings of param groups other than the rate. last: the last names of those to tell."""
+    return [
+        f"{touch.place} sets {key}{which}{f' from {old}' if old else ', which was not there,'} to {new or 'nothing'}"
+        for touch in touches
+        for which, key, old, new in touch.regrouped
+        if key in last
+    ]
 
 
 def that_assign(ran: OfRanks, paths: Iterable[str]) -> str:
@@ -80,6 +92,8 @@ def that_decide(ran: OfRanks, what: str) -> str:
     told: dict[str, str] = {}
     for statement in unpacked(ran[min(ran)]) if ran else ():
         heads = statement.text.startswith(("if ", "elif "))
+        if statement.text.startswith(("for ", "while ")):
+            continue
         for value in statement.values if (statement.kind == BEGINS) == heads else ():
             if value.text in ("True", "False", "None") and not value.path.startswith(BEHIND):
                 verb = "reads" if heads else "makes"

@@ -152,7 +152,7 @@ class Touch(NamedTuple):
     reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
     which numbers gradients were multiplied. rated: of which group it set the learning rate, if there are several, from
     what to what, each time. back: the parameters that it gave the values which they had after an operation before the
-    latest → that operation."""
+    latest → that operation. regrouped: of which group it changed which other setting, from what to what."""
 
     place: str
     done: Mapping[str, Sequence[str]]
@@ -160,6 +160,7 @@ class Touch(NamedTuple):
     scaled: Sequence[float] = ()
     rated: Sequence[tuple[str, str, str]] = ()
     back: Mapping[str, int] = {}
+    regrouped: Sequence[tuple[str, str, str, str]] = ()
 
 
 def touched(data: bytes) -> list[Touch]:
@@ -171,13 +172,14 @@ def touched(data: bytes) -> list[Touch]:
     scaled = {(file, line, text): factors for (file, line, text), factors in said["scaled"]}
     rated = {(file, line, text): changes for (file, line, text), changes in said["rated"]}
     back = {(file, line, text): own for (file, line, text), own in said["back"]}
+    regrouped = {(file, line, text): own for (file, line, text), own in said["regrouped"]}
     scaled = {place: factors for place, factors in scaled.items() if place not in often}  # a sum is no multiple
     return [
         Touch(
             Statement(*place, TOUCHES, ()).shown(), done.get(place, {}), often.get(place, ()), scaled.get(place, ()),
-            rated.get(place, ()), back.get(place, {}),
+            rated.get(place, ()), back.get(place, {}), regrouped.get(place, ()),
         )
-        for place in dict.fromkeys((*done, *often, *rated))
+        for place in dict.fromkeys((*done, *often, *rated, *regrouped))
     ]  # fmt: skip
 
 

@@ -58,6 +58,7 @@ from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, called, diges
 from shardproof.trainer.rank.marks import known, mark_of, of_gradient
 from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.put_back import PutBack
+from shardproof.trainer.rank.regrouped import Regrouped
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
 from shardproof.trainer.step.measured import Size, factor_between
@@ -125,7 +126,7 @@ class Ran:
         self.buffers = buffers
         self._of_buffers = dict[str, object]()
         self.rebuffered: dict[Place, list[str]] = {}
-        self.put_back = PutBack()
+        self.put_back, self.regrouped = PutBack(), Regrouped()
         self.rated: dict[Place, list[tuple[str, str, str]]] = {}
         self._rates = list[str]()
         self.touched: dict[Place, dict[str, list[int]]] = {}
@@ -150,6 +151,7 @@ class Ran:
             return
         self.stack, self.last, self._begun = [], self._seen(), begun_collectives()
         self._rates, self._of_buffers = self.rates(), self._seen_buffers()
+        self.regrouped.begin(self.optimizers())
         if self.last and not self.told:
             self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
         sys.settrace(self.called)
@@ -194,7 +196,8 @@ class Ran:
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         compounds = [[place, *each] for place, each in self.compounds.items()]
         told = {"places": places, "compounds": compounds, "touched": touched, "reduced": reduced, "scaled": scaled,
-                "rated": rated, "back": back, "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
+                "rated": rated, "back": back,
+                "regrouped": self.regrouped.taken(), "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
                 "outlines": self.outlines}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
         self.compounds = {}
@@ -258,6 +261,7 @@ class Ran:
         self._begun = begun
         if place:
             self._look_at_rates(place)
+            self.regrouped.look(self.optimizers(), place)
             self._look_at_buffers(place)
         if place and now != before:
             done = self.touched.setdefault(place, {})

@@ -315,3 +315,40 @@ def test_a_factor_is_measured_where_the_change_is_small_beside_the_parameter() -
     assert "is 0.4999 times what it should be, in all tensors alike: one by the number" in told(wrong, right=right)
     tiny = {name: BEFORE[name] + (RIGHT[name] - BEFORE[name]) * np.float32(1e-7) for name in wrong}
     assert "times what" not in told(tiny, right=right), "rounding has made most of it"
+
+
+@pytest.mark.parametrize(("factor", "by"), [(7 / 8, "8 in the place of 7"), (8 / 7, "7 in the place of 8")])
+def test_a_variance_that_is_divided_by_another_number(factor: float, by: str) -> None:
+    before = values({"buffer v": np.linspace(1, 2, 6)})
+    batch = RNG.random(6)
+    one, other = (values({"buffer v": 0.9 * np.linspace(1, 2, 6) + 0.1 * share * batch}) for share in (1.0, factor))
+    wrong = [Difference(Key(3, "live", "buffer", "v"), "bits", total=6, mismatched=6)]
+    assert mechanism(wrong, Between(one, other, before, 1)) == (
+        f"What v takes in is {factor:.6g} times what it should be, as of a variance that is divided by {by}."
+    )
+    odd = values({"buffer v": RNG.random(6)})
+    assert mechanism(wrong, Between(one, odd, before, 1)) == ""
+
+
+def momenta(factor: float, rate: float) -> str:
+    """What is said of momenta that take up a gradient times a factor, beside parameters that are right."""
+    gradients = {name: RNG.standard_normal((4, 6)) for name in "ab"}
+    before = values({f"momentum {name}": np.ones((4, 6)) for name in gradients})
+    one, other = (
+        values({f"momentum {name}": 0.9 + share * gradient for name, gradient in gradients.items()})
+        for share in (1.0, factor)
+    )
+    wrong = [Difference(Key(3, "live", "momentum", name), "bits", total=24, mismatched=24) for name in gradients]
+    settings = {("setting", "group0.momentum"): text("float 0.9")}
+    settings |= {("setting", "group0.params"): text("a\nb")}
+    stepped = dict.fromkeys(gradients, (0, rate))
+    return mechanism(wrong, Between(one, other, before, 1, settings=settings, stepped=(stepped, stepped)))
+
+
+def test_momenta_that_keep_updates_in_the_place_of_gradients() -> None:
+    said = momenta(0.05, 0.05)
+    assert said.startswith(
+        "What every momentum takes up of its gradient is 0.05 times what it should be, which is the "
+    )
+    assert "they go on at the old rate for some steps when a schedule sets another one." in said
+    assert "and no parameter differs: look at what is put into it, and at" in momenta(0.5, 0.05)

@@ -28,8 +28,10 @@ from shardproof.trainer.values.exchanged import exchanged
 from shardproof.trainer.values.rounding import FLOATS
 from shardproof.trainer.values.wording import called, differ, first_in_a_step, first_of, is_raised, listed
 
+AGAIN = "The learning-rate schedule starts again from the beginning"
+
 STARTS_AGAIN = {
-    "scheduler": "The learning-rate schedule starts again from the beginning",
+    "scheduler": AGAIN,
     "scaler": "The loss scale starts again from its first value",
     "rng": "Random numbers are drawn from the state of a fresh process",
 }

@@ -64,7 +64,14 @@ from shardproof.trainer.judge.judging import Judging, step_of
 from shardproof.trainer.judge.line_by_line import line_by_line
 from shardproof.trainer.judge.other_mesh import on_another_mesh
 from shardproof.trainer.judge.portrait import axes_of, end_of, portrayed
-from shardproof.trainer.judge.saved_and_loaded import never_looked, that_left_out, that_load, that_set, whose
+from shardproof.trainer.judge.saved_and_loaded import (
+    never_looked,
+    that_left_out,
+    that_load,
+    that_set,
+    whose,
+    with_rates,
+)
 from shardproof.trainer.judge.second_resume import resumed_again
 from shardproof.trainer.judge.trains import all_seen, trains
 from shardproof.trainer.judge.twin import NoTwin, stepped
@@ -293,6 +300,7 @@ class Judge(Judging):
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data,
                               step=step.iteration if step else -1)  # fmt: skip
         if at_load and around.left_alone(found):
+            sentence = with_rates(sentence, self, resumed, found)
             sentence = f"{sentence}{'' if never_looked(self, resumed) else self._under_other_names(found)}"
         elif at_load:
             sentence = f"{sentence}{self._numbers_held(found)}"

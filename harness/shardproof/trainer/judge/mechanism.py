@@ -13,6 +13,8 @@ two values of everything, and some mistakes can be read off them:
     scaled       every gradient times one factor, in all tensors alike, in some, or in each rank's rows by one of its
                  own: what scales gradients, such as the norm that they are clipped by
                  (`shardproof.trainer.values.scaled`)
+    variance     what a running variance takes in, by the factor of `n` and `n - 1`
+                 (`shardproof.trainer.values.variance`)
     moved        the same elements some places further, as of a flat buffer that was cut at other places
     some         the gradients of some parameters, which the order in the model tells from the others
 
@@ -44,6 +46,7 @@ from shardproof.trainer.values.rates import ZERO, of_rates, rates_in
 from shardproof.trainer.values.rounding import FLOATS
 from shardproof.trainer.values.scaled import CHANGED, in_common, scaled
 from shardproof.trainer.values.streams import of_streams
+from shardproof.trainer.values.variance import of_variances
 from shardproof.trainer.values.wording import called
 
 HALVES = ("bf16", "fp16")
@@ -312,5 +315,5 @@ def _some(pairs: Sequence[Pair], between: Between) -> str:
 
 Rule = Callable[[Sequence[Pair], Between], str]
 
-RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, scaled, _moved, _some)
+RULES: tuple[Rule, ...] = (_still, _rearranged, _rounded, _exchanged, of_variances, scaled, _moved, _some)
 """From specific to general."""

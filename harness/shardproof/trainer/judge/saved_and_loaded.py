@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardproof.diff import Difference
+from shardproof.observe.logical import Value
+from shardproof.observe.settings import SETTING
 from shardproof.trainer.arms import FIRST, RESUMED, Session
+from shardproof.trainer.judge.after_load import AGAIN
 from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.lines.lines_apart import wrote_before
 from shardproof.trainer.lines.lines_of_state import never_holds, of_setting, that_assign, that_decide, that_seeds
-from shardproof.trainer.lines.statements import Moment
+from shardproof.trainer.lines.statements import Moment, last_word
 from shardproof.trainer.values.every_mesh import OF_A_RANK, OF_MODULES
-from shardproof.trainer.values.rounding import PARAMS
+from shardproof.trainer.values.rounding import PARAMS, At
 from shardproof.trainer.values.state_calls import Calls, joined, no_longer_one, not_opened, opens_none, whose_state
 
 
@@ -76,6 +79,30 @@ def never_looked(judging: Judging, resumed: Session) -> bool:
     """Whether a load is known to have opened none of the checkpoint's files."""
     load = _calls(judging, resumed, resumed.ops[-1].index, "load")
     return opens_none(load, judging.directory / f"checkpoint{FIRST}")
+
+
+def with_rates(told: str, judging: Judging, resumed: Session, found: Sequence[Difference]) -> str:
+    """What is told of a load after which a schedule alone counts otherwise, with that param groups have the right rates
+    all the same, there and after every step, if they have."""
+    if not found or any(one.key.role != "scheduler" for one in found):
+        return told
+    steps = {op.iteration: op.index for op in judging.whole.ops if op.kind == "step"}
+    moments = [(judging.saved, judging.loaded(resumed))]
+    moments += [(steps[op.iteration], op.index) for op in resumed.ops if op.kind == "step" and op.iteration in steps]
+    rates = [[_rates(judging.at(op)) for op in both] for both in moments]
+    if not all(mine and mine == its for mine, its in rates):
+        return told
+    told = told.replace(AGAIN, "What the learning-rate schedule counts starts again, and its rates go on", 1)
+    own = sorted({one.key.fqn.partition(".")[0] for one in found})
+    return (
+        f"{told} The learning rates are right there, and after the {len(moments) - 1} steps behind it: where a load "
+        f"builds the schedule anew out of the steps that are done, leave {' and '.join(own)} out of `state()`."
+    )
+
+
+def _rates(values: At) -> dict[str, Value]:
+    """The learning rates of param groups."""
+    return {name: value for (role, name), value in values.items() if role == SETTING and last_word(name) == "lr"}
 
 
 def _calls(judging: Judging, session: Session, last: int, kind: str = "") -> Calls:

@@ -56,7 +56,7 @@ from shardproof.trainer.values.notes import (
 )
 from shardproof.trainer.values.one_name import under_one_name
 from shardproof.trainer.values.rates import rates_apart, used_rates, used_rates_apart
-from shardproof.trainer.values.rounding import HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
+from shardproof.trainer.values.rounding import FLOATS, HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
 from shardproof.trainer.values.scaled import NEAR, in_common
 from shardproof.trainer.values.telling import paragraphs
 
@@ -82,7 +82,7 @@ def alike(judging: Judging, session: Session) -> None:
     start: At = {}
     begun: tuple[At, At] | None = None
     wrong, left_out, settings, drawn = list[Difference](), set[Name](), set[Name](), set[Name]()
-    noise = set[str]()
+    noise, followed = set[str](), set[Name]()
     farthest, apart, absent, rounds = 0.0, (-1, -1), list[Op](), False
     moments = {(op.kind, op.iteration): op.index for op in judging.whole.ops}
     for op in session.ops:
@@ -99,6 +99,8 @@ def alike(judging: Judging, session: Session) -> None:
         found = judging.compare(both.one, both.other, op.index)
         beyond, share, tiny = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong = sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE)
+        if noise and not exactly and all(_may_follow(one, both.one) for one in wrong):
+            followed, wrong = followed | {_name(one) for one in wrong}, []
         noise |= set[str]() if exactly else tiny
         farthest, rounds = max(farthest, share), exactly and not beyond
         if wrong and wrong[0].kind in PRESENCE:  # what is in one way only may hide values that differ later
@@ -113,7 +115,8 @@ def alike(judging: Judging, session: Session) -> None:
     left = ((partial(of_one_way, ranks=ranks), left_out), (taken_for_settings, settings), (drawn_otherwise, drawn))
     notes = [tell(names) for tell, names in left if names]
     notes += [rounding(farthest, half=half)] if farthest and not wrong else []
-    notes += [*([of_noise(noise)] if noise else []), *end_not_seen(judging, session)]
+    notes += [of_noise(noise, followed)] if noise else []
+    notes += [*end_not_seen(judging, session)]
     one, other = (f"{session.of}={text}" for text in (first, values_of(judging.trainer, judging.scenario)[session.of]))
     if judging.unsteady and not judging.looked_at:
         judging.not_compared(session.name, wording.unsteady_way(one, other))
@@ -139,6 +142,13 @@ def alike(judging: Judging, session: Session) -> None:
 
 def _name(difference: Difference) -> Name:
     return difference.key.role, difference.key.fqn
+
+
+def _may_follow(difference: Difference, values: At) -> bool:
+    """Whether a difference may follow from a parameter that noise has moved in a step before: a buffer, or a number of
+    the trainer's own, such as the mean that a norm keeps of what a bias adds to, and a loss that is made with it."""
+    name = _name(difference)
+    return name[0] in ("buffer", EXTRA_STATE) and difference.kind == "bits" and values[name].dtype in FLOATS
 
 
 def _stays(judging: Judging, session: Session, name: Name) -> bool:

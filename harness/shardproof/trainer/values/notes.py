@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,12 +35,18 @@ def on_ranks_apart(keys: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def of_noise(names: Iterable[str]) -> str:
-    """Parameters whose gradient is zero but for rounding in both ways, so that nothing made of it is compared."""
-    return (
+def of_noise(names: Iterable[str], followed: Collection[tuple[str, str]] = ()) -> str:
+    """Parameters whose gradient is zero but for rounding in both ways, so that nothing made of it is compared.
+
+    Args:
+        followed: what is not alike from a later step on, and may follow from these parameters.
+    """
+    told = (
         "not compared, since the gradient is zero but for rounding in both ways, and what an optimizer makes of that "
         f"is noise: {_few([(PARAMS, name) for name in names])}"
     )
+    behind = f"; nor what is alike before it moves, and may follow from it: {_few(followed)}"
+    return told + (f"{behind}; without these parameters, as by `bias=False`, it is" if followed else "")
 
 
 def shared_out_by_hand(keys: Iterable[tuple[str, str]]) -> str:

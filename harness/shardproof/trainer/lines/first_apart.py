@@ -30,6 +30,7 @@ from shardproof.trainer.lines.held import (
 )
 from shardproof.trainer.lines.nested import within
 from shardproof.trainer.lines.rows_apart import rows_apart
+from shardproof.trainer.lines.same_parts import same_parts
 from shardproof.trainer.lines.statements import (
     BEGINS,
     BEHIND,
@@ -354,7 +355,7 @@ def _sentence(found: _Apart, names: tuple[str, str], near: float, when: str, pla
     out = f" out of what is alike{reach}, {' and '.join(told)}" if told and site.kind == ENDS else ""
     out = f", reading {plain}" if plain else out
     where += f", called by {':'.join(map(str, site.caller))}" if site.caller != NOBODY else ""
-    how = f"{_how(one.outlines, other.outlines, names, near)}{rows}"
+    how = f"{_how(one.outlines, other.outlines, names, near)}{rows}{same_parts(one, other, names)}"
     what = f"the first tensor of your own lines that is not alike, over all calls and ranks of {when}{how}"
     if site.path.startswith(RESULT) and one.statement.shown() == other.statement.shown():
         number = site.path.removeprefix(RESULT)

@@ -30,7 +30,7 @@ from shardproof.trainer.lines.rates_set import rates_set
 from shardproof.trainer.lines.run_again import run_again
 from shardproof.trainer.lines.setters import handed_apart, who_set_read
 from shardproof.trainer.lines.statements import Moment, Name, OfRanks, Statement, is_cut, not_held, touched, unpacked
-from shardproof.trainer.values.every_mesh import OF_MODULES
+from shardproof.trainer.values.every_mesh import OF_MODULES, of_lasting
 from shardproof.trainer.values.rounding import HALF, PARAMS
 from shardproof.trainer.values.telling import paragraphs
 from shardproof.trainer.values.wording import at
@@ -61,6 +61,7 @@ def lines_of(
         each.key.fqn for each in wrong if (each.key.role, each.key.fqn) in there and each.key.role in OF_MODULES
     )
     modules = [name for name in dict.fromkeys(names_of) if name not in tied]  # a line writes them under one name
+    kept = [of_lasting(each.key.role, each.key.fqn) for each in wrong if each.key.role not in OF_MODULES]
     of_build = judging.explained(lambda: of_two_ways(built[0], built[1], ways, "of `build`"))
     if one[-1].op.kind != "step":
         return "", of_build
@@ -87,7 +88,7 @@ def lines_of(
     def of_step() -> str:
         seen = 0 in step[0].keys() & step[1] and not any(is_cut(way[0]) for way in step)
         moments = {each.op.index: f"after {at(each.op)}" for each in (*one, *other)}
-        written = written_otherwise(step[0][0], step[1][0], modules, ways, moments) if seen else ""
+        written = written_otherwise(step[0][0], step[1][0], [*modules, *kept], ways, moments) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
         lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
         skipped = never_hold((one, other), ways) if gradients or not first else ""

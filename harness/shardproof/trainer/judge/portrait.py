@@ -13,6 +13,7 @@ from shardproof.trainer.lines.statements import (
     BUFFERS,
     CHANGED,
     CLEARED,
+    LASTING,
     MADE,
     WRITTEN,
     Moment,
@@ -114,6 +115,12 @@ def _done(touch: Touch) -> str:
             told.append(f"writes {each[0] if len(each) == 1 else f'{len(each)} parameters'}{often}")
         elif what == BUFFERS:
             told.append(f"writes the buffer {each[0]}" if len(each) == 1 else f"writes {len(each)} buffers")
+        elif what == LASTING:
+            told += (
+                []
+                if WRITTEN in touch.done
+                else [f"writes {each[0]}{f' and {len(each) - 1} more' * (len(each) > 1)}{often}"]
+            )
         else:
             one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
             told.append(f"{DOES[what]} {one}{often}")

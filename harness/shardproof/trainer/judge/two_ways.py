@@ -11,7 +11,6 @@ from shardproof.diagnosis.arrangement import distinct
 from shardproof.diff import Difference
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.settings import SETTING
-from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
 from shardproof.trainer.arms import WHOLE, Session
 from shardproof.trainer.cells import values_of
@@ -41,7 +40,7 @@ from shardproof.trainer.step.shared import differs_where_shared, tied_in_one
 from shardproof.trainer.step.updates import GROUPED, grouped_apart, how_often, optimizers_step, stepped_apart
 from shardproof.trainer.values import wording
 from shardproof.trainer.values.arranged import arranged
-from shardproof.trainer.values.counted import plain_number, with_counted
+from shardproof.trainer.values.counted import by_the_axis, plain_number, with_counted
 from shardproof.trainer.values.every_mesh import OF_MODULES, Name, is_of_data, of_both
 from shardproof.trainer.values.gradients import may_be_stepped, reached_apart
 from shardproof.trainer.values.not_finite import where_first
@@ -56,7 +55,15 @@ from shardproof.trainer.values.notes import (
 )
 from shardproof.trainer.values.one_name import under_one_name
 from shardproof.trainer.values.rates import rates_apart, used_rates, used_rates_apart
-from shardproof.trainer.values.rounding import FLOATS, HALF, PARAMS, ROUNDING, At, beyond_rounding, computes_in_half
+from shardproof.trainer.values.rounding import (
+    HALF,
+    PARAMS,
+    ROUNDING,
+    At,
+    beyond_rounding,
+    computes_in_half,
+    may_follow_noise,
+)
 from shardproof.trainer.values.scaled import NEAR, in_common
 from shardproof.trainer.values.telling import paragraphs
 
@@ -99,7 +106,7 @@ def alike(judging: Judging, session: Session) -> None:
         found = judging.compare(both.one, both.other, op.index)
         beyond, share, tiny = beyond_rounding(found, start, both.one, both.other, half=half and not exactly)
         wrong = sorted(found if exactly else beyond, key=lambda one: one.kind in PRESENCE)
-        if noise and not exactly and all(_may_follow(one, both.one) for one in wrong):
+        if noise and not exactly and all(may_follow_noise(one, both.one) for one in wrong):
             followed, wrong = followed | {_name(one) for one in wrong}, []
         noise |= set[str]() if exactly else tiny
         farthest, rounds = max(farthest, share), exactly and not beyond
@@ -134,7 +141,7 @@ def alike(judging: Judging, session: Session) -> None:
         told = f"{wording.of_alike(wrong, one, other, farthest)} {wording.ROUNDS_ALONE}"
     elif wrong:
         told = _said(judging, session, apart, (one, other), wrong, farthest, settings, half=half, exactly=exactly)
-        counts = [_by_the_axis(judging, apart, each, _ratio((one, other))) for each in wrong]
+        counts = [by_the_axis([judging.at(op) for op in apart], each, _ratio((one, other))) for each in wrong]
         told = paragraphs(told, as_counts(counts) if all(counts) else "")
     wrong, told = with_the_end(judging, session, wrong, told, (f"with {other}", f"with {one}"))
     judging.add(session.name, wrong, told, notes)
@@ -144,29 +151,12 @@ def _name(difference: Difference) -> Name:
     return difference.key.role, difference.key.fqn
 
 
-def _may_follow(difference: Difference, values: At) -> bool:
-    """Whether a difference may follow from a parameter that noise has moved in a step before: a buffer, or a number of
-    the trainer's own, such as the mean that a norm keeps of what a bias adds to, and a loss that is made with it."""
-    name = _name(difference)
-    return name[0] in ("buffer", EXTRA_STATE) and difference.kind == "bits" and values[name].dtype in FLOATS
-
-
 def _stays(judging: Judging, session: Session, name: Name) -> bool:
     """Whether a parameter or a buffer that one of two ways alone has is the same in all of its steps there, so that
     nothing trains it, as an adapter that lies beside the one in use, or weights that are quantised in one way."""
     ways = [{judging.at(op.index).get(name) for op in each.ops if op.index in judging.seen} for each in
             (session, judging.whole)]  # fmt: skip
     return name[0] in OF_MODULES and all(len(values) == 1 for values in ways)
-
-
-def _by_the_axis(judging: Judging, ops: tuple[int, int], difference: Difference, ratio: float) -> str:
-    """The name of a whole number of an object's own that is as often as large in one way as the axis' value is, like a
-    count of micro-batches; empty of anything else."""
-    name = difference.key.role, difference.key.fqn
-    numbers = [plain_number(judging.at(op), name).removeprefix("int ") for op in ops]
-    if name[0] != EXTRA_STATE or not ratio or not all(number.isdecimal() for number in numbers) or numbers[0] == "0":
-        return ""
-    return name[1] if int(numbers[1]) == int(numbers[0]) * ratio else ""
 
 
 def _begin_apart(

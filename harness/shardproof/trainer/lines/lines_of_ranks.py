@@ -17,6 +17,7 @@ from shardproof.trainer.lines.statements import (
     CLEARED,
     DRAWS,
     ENDS,
+    LASTING,
     MADE,
     TOUCHES,
     WRITTEN,
@@ -169,7 +170,7 @@ def written_otherwise(
     found: dict[tuple[str, ...], list[str]] = {}
     rows = [touched(data) for data in (one, other)]
     for name in wrong:
-        often = [{touch.place: sum([*touch.done.get(what, ())].count(name) for what in (WRITTEN, BUFFERS))
+        often = [{touch.place: sum([*touch.done.get(what, ())].count(name) for what in (WRITTEN, BUFFERS, LASTING))
                   for touch in row} for row in rows]  # fmt: skip
         counts = [{place: number for place, number in own.items() if number} for own in often]
         if counts[0] != counts[1]:

@@ -57,6 +57,9 @@ RESULT = "its result"
 BUFFERS = "buffers"
 """The path of what is told of the buffers that a statement wrote, which stand under it by name."""
 
+LASTING = "lasting"
+"""What is told of tensors that last beside them, as what an optimizer keeps (`shardproof.trainer.rank.lasting`)."""
+
 HOLDS = "whether it holds"
 """The path of what an `if` or a `while` decides, True or False."""
 
@@ -147,8 +150,8 @@ def ran_by_op(records: Iterable[Record]) -> dict[int, dict[int, bytes]]:
 
 class Touch(NamedTuple):
     """What became of parameters and their gradients while a statement ran. place: as a sentence has it. done: `written`
-    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done; `buffers` →
-    those that were written.
+    of a parameter, or `made`, `changed` or `cleared` of its gradient → names, each as often as it was done; `buffers`
+    or `lasting` → those that were written.
     reduced: in how many reductions the rank takes part meanwhile, for each time that the statement runs. scaled: by
     which numbers gradients were multiplied. rated: of which group it set the learning rate, if there are several, from
     what to what, each time. back: the parameters that it gave the values which they had after an operation before the

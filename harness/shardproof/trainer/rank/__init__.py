@@ -62,6 +62,7 @@ from shardproof.trainer.rank.emulated import class_for, device_for
 from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.gradients import Gradients
 from shardproof.trainer.rank.inputs import Inputs
+from shardproof.trainer.rank.lasting import lasting
 from shardproof.trainer.rank.loaded_keys import LoadedKeys
 from shardproof.trainer.rank.loading import values
 from shardproof.trainer.rank.measured import Measured, called
@@ -288,7 +289,7 @@ class Rank:
         yield from state.records(op)
         self.parameters = state.parameters
         self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
-        self.buffers = state.buffers
+        self.buffers, self.ran.lasting.tensors = state.buffers, lasting(state)
         self.ran.know(met.value for met in state.way.met if isinstance(met.value, torch.optim.Optimizer))
         for one, other in self.tied:
             data = state.tie(one, other).encode()

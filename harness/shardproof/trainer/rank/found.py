@@ -58,6 +58,9 @@ from shardproof.trainer.rank.walk import Met, Walk, of_owner, walk
 from shardproof.trainer.values.every_mesh import passes
 
 EXTRA_STATE, RNG = "extra_state", "rng"
+SMALL = 1 << 14
+"""Elements of a tensor that an object gave as its state, of which later lines are looked at."""
+
 GLOBAL = ("python", "numpy", "torch", "cuda")
 """The names of the random states that every process has."""
 
@@ -112,6 +115,11 @@ class State:
         return self._seen.modules.places
 
     @property
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """The smaller tensors that objects gave as their state, by name."""
+        return self._seen.leaves
+
+    @property
     def frozen(self) -> set[int]:
         """The identities of those with `requires_grad=False`."""
         return self._seen.modules.frozen
@@ -155,7 +163,7 @@ class Look:
         self.optimizers: list[Optimizer] = []
         self.modules = Modules(local)
         self._used: set[int] = set()
-        self._leaves_told: set[tuple[str, str]] = set()
+        self._leaves_told, self.leaves = set[tuple[str, str]](), dict[str, torch.Tensor]()
         self._tensors: dict[str, list[Met]] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
 
@@ -287,7 +295,7 @@ class Look:
         if met.kind == kinds.STATEFUL and self._holds_state(met):
             self._look_at_numbers(met)
             return
-        waiting = met.kind == kinds.LOADER and _waits(met.value)
+        waiting = met.kind == kinds.LOADER and kinds.waits(met.value)
         own = met.kind == kinds.LOADER
         if waiting:
             self._leaves(met.path, met.kind, role, vars(met.value).get("next_iter_state") or {}, own=own)
@@ -339,6 +347,8 @@ class Look:
                 continue
             self._leaves_told.add((role, path))
             tensor, mine = isinstance(leaf, torch.Tensor), own or self.modules.is_local(path)
+            if isinstance(leaf, torch.Tensor) and leaf.numel() <= SMALL:
+                self.leaves[path] = leaf
             if tensor and not mine and role == EXTRA_STATE:
                 self._add(path, kind, self._loose(path, leaf))
                 continue
@@ -410,7 +420,7 @@ class Look:
         for name, parameter in self.modules.names.items():
             before, found, after = f".{clean(path)}".rpartition(f".{name}")
             if found and not after and tensor.shape == parameter.local.shape and len(parameter.names) == 1:
-                yield from records_beside(self.at, EXTRA_STATE, tensor, _renamed(parameter, f"{before[1:]}.{name}"))
+                yield from records_beside(self.at, EXTRA_STATE, tensor, parameter.renamed(f"{before[1:]}.{name}"))
                 return
         for piece in held(tensor, (path,), own=own):
             yield from records_of(self.at, EXTRA_STATE, piece)
@@ -477,16 +487,6 @@ def _state_of(optimizer: Any) -> Any:
     except Exception:  # a property of foreign code
         return None
     return state if isinstance(state, Mapping) and isinstance(groups, (list, tuple)) else None
-
-
-def _waits(loader: Any) -> bool:
-    """Whether a loader would have to begin an epoch to tell its position: it keeps its iterator, and has none yet."""
-    return vars(loader).get("_iterator", loader) is None if hasattr(loader, "__dict__") else False
-
-
-def _renamed(parameter: Held, name: str) -> Held:
-    cuts = tuple(type(cut)((name,), cut.shape, cut.box, cut.window, cut.flat) for cut in parameter.cuts)
-    return Held(parameter.local, cuts, parameter.own)
 
 
 def _cuda_is_in_use() -> bool:

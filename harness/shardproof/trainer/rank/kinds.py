@@ -209,3 +209,8 @@ def _of_passive_room(kind: type) -> bool:
     return room.partition(".")[0] in _PASSIVE_ROOMS or any(
         room == part or room.startswith(f"{part}.") for part in _PASSIVE_PARTS
     )
+
+
+def waits(loader: Any) -> bool:
+    """Whether a loader would have to begin an epoch to tell its position: it keeps its iterator, and has none yet."""
+    return vars(loader).get("_iterator", loader) is None if hasattr(loader, "__dict__") else False

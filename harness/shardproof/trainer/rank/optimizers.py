@@ -179,11 +179,7 @@ class Optimizer:
         names = {these[0] for these in parameter.names}
         if not any((role, name + suffix) in self.taken for name in names):
             return parameter
-        cuts = tuple(
-            type(cut)((f"{self.path}.{cut.names[0]}",), cut.shape, cut.box, cut.window, cut.flat)
-            for cut in parameter.cuts
-        )
-        return Held(parameter.local, cuts, parameter.own)
+        return parameter.renamed(prefix=f"{self.path}.")
 
     def _alone(self, at: At, path: str, values: Any) -> Iterator[Record]:
         """State under a name that is no parameter's, for this rank alone."""

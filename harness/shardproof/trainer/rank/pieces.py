@@ -22,7 +22,7 @@ Reading copies local bytes. It starts no collective, and goes through no operato
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -98,6 +98,11 @@ class Held:
     def whole(self) -> bool:
         """Whether this rank holds every element of every parameter."""
         return not self.own and all(cut.box.volume == prod(cut.shape) for cut in self.cuts)
+
+    def renamed(self, name: str = "", prefix: str = "") -> Held:
+        """The same under another name for each cut: under `name`, or its first one behind `prefix`."""
+        cuts = tuple(replace(cut, names=(name or f"{prefix}{cut.names[0]}",)) for cut in self.cuts)
+        return replace(self, cuts=cuts)
 
     def nothing_of(self, names: tuple[str, ...]) -> bool:
         """Whether this rank holds no element of a parameter that has some. What an optimizer counts for it there moves

@@ -42,6 +42,7 @@ from shardproof.trainer.lines.statements import (
     ENDS,
     GOES_ON,
     HOLDS,
+    LASTING,
     MADE,
     MOST_OUTLINES,
     NO_PLACE,
@@ -53,6 +54,7 @@ from shardproof.trainer.lines.statements import (
 )  # fmt: skip
 from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.flows import Flows
+from shardproof.trainer.rank.lasting import Lasting
 from shardproof.trainer.rank.lengths import size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, called, digest, looked_up, told
 from shardproof.trainer.rank.marks import known, mark_of, of_gradient
@@ -126,7 +128,7 @@ class Ran:
         self.buffers = buffers
         self._of_buffers = dict[str, object]()
         self.rebuffered: dict[Place, list[str]] = {}
-        self.put_back, self.regrouped = PutBack(), Regrouped()
+        self.put_back, self.regrouped, self.lasting = PutBack(), Regrouped(), Lasting()
         self.rated: dict[Place, list[tuple[str, str, str]]] = {}
         self._rates = list[str]()
         self.touched: dict[Place, dict[str, list[int]]] = {}
@@ -152,6 +154,7 @@ class Ran:
         self.stack, self.last, self._begun = [], self._seen(), begun_collectives()
         self._rates, self._of_buffers = self.rates(), self._seen_buffers()
         self.regrouped.begin(self.optimizers())
+        self.lasting.begin()
         if self.last and not self.told:
             self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
         sys.settrace(self.called)
@@ -184,7 +187,8 @@ class Ran:
         }
         for place, own in self.rebuffered.items():
             done_by.setdefault(place, {})[BUFFERS] = own
-        touched = [[place, done] for place, done in done_by.items()]
+        for place, own in self.lasting.taken().items():
+            done_by.setdefault(place, {})[LASTING] = own
         times = {place: [len(own.intersection(reductions)) for own in each] for place, each in self.collectives.items()}
         reduced = [[place, often] for place, often in times.items() if any(often)]
         scaled = [[place, sorted(factors)] for place, factors in self.scaled.items() if len(factors) <= MOST_FACTORS]
@@ -193,6 +197,7 @@ class Ran:
         self.touched, self.collectives, self.scaled, self.rated, self.rebuffered = {}, {}, {}, {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
+        touched = [[place, done_by[place]] for place in sorted(done_by, key=lambda one: number.get(one, 0))]
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         compounds = [[place, *each] for place, each in self.compounds.items()]
         told = {"places": places, "compounds": compounds, "touched": touched, "reduced": reduced, "scaled": scaled,
@@ -262,6 +267,7 @@ class Ran:
         if place:
             self._look_at_rates(place)
             self.regrouped.look(self.optimizers(), place)
+            self.lasting.look(place)
             self._look_at_buffers(place)
         if place and now != before:
             done = self.touched.setdefault(place, {})

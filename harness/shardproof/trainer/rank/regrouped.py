@@ -23,7 +23,7 @@ class Regrouped:
         self._found: dict[Place, list[tuple[str, str, str, str]]] = {}
 
     def begin(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Take what there is as known."""
+        """Take the settings of all param groups as they are now."""
         self._seen = _settings(optimizers)
 
     def look(self, optimizers: Iterable[torch.optim.Optimizer], place: Place) -> None:

@@ -9,7 +9,7 @@ from shardproof.trainer.rank.walk import Walk
 
 
 def copied_generators(way: Walk) -> list[str]:
-    """A sentence on each loader with workers whose dataset holds a generator that nothing seeds in each worker."""
+    """Return a sentence on every loader whose workers get a copy of a generator that the dataset holds."""
     paths, told = {id(met.value): met.path for met in way.met}, list[str]()
     generators = {id(met.value): met.path for met in way.met if met.kind == kinds.GENERATOR}
     for met in way.met:

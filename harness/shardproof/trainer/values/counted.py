@@ -7,10 +7,11 @@ parallelism. One that the steps change is something that they came to, such as h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isclose
 
+from shardproof.diff import Difference
 from shardproof.observe.logical import Value
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.trainer.values.every_mesh import Both, Name, is_of_data, rank_of
@@ -63,3 +64,13 @@ def _near(mine: str, its: str, share: float) -> bool:
         return isclose(float(mine.partition(" ")[2]), float(its.partition(" ")[2]), rel_tol=share)
     except ValueError:
         return False
+
+
+def by_the_axis(ways: Sequence[At], difference: Difference, ratio: float) -> str:
+    """The name of a whole number of an object's own that is as often as large in one way as the axis' value is, like a
+    count of micro-batches; empty of anything else."""
+    name = difference.key.role, difference.key.fqn
+    numbers = [plain_number(way, name).removeprefix("int ") for way in ways]
+    if name[0] != EXTRA_STATE or not ratio or not all(number.isdecimal() for number in numbers) or numbers[0] == "0":
+        return ""
+    return name[1] if int(numbers[1]) == int(numbers[0]) * ratio else ""

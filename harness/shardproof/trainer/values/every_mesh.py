@@ -29,6 +29,12 @@ BESIDE = (*ROLES.values(), STATE)
 """Roles of what an optimizer keeps beside a parameter. What has another shape than the rank's piece of the parameter,
 such as a running product of NAdam, each rank records as its own where the parameter is sharded."""
 
+
+def of_lasting(role: str, name: str) -> str:
+    """What lines call a tensor that an optimizer keeps beside a parameter, such as `exp_avg of w`."""
+    return f"{role} of {name}" if role in BESIDE else without_rank(name)
+
+
 _PASSING = frozenset({
     "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics",
     "results",

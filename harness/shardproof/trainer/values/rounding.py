@@ -30,6 +30,7 @@ import numpy as np
 from shardproof.diff import Difference, as_numbers, ulp_distance
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
+from shardproof.oracle.extra_state import EXTRA_STATE
 
 PARAMS = "param"
 
@@ -135,6 +136,13 @@ def _follows(difference: Difference, expected: At, observed: At) -> bool:
     if difference.key.role not in _OF_GRADIENTS or not _comparable(difference, expected):
         return False
     return all(np.isfinite(_numbers(difference, way)).all() for way in (expected, observed))
+
+
+def may_follow_noise(difference: Difference, values: At) -> bool:
+    """Whether a difference may follow from a parameter that noise has moved in a step before: a buffer, or a number of
+    the trainer's own, such as the mean that a norm keeps of what a bias adds to, and a loss that is made with it."""
+    name = difference.key.role, difference.key.fqn
+    return name[0] in ("buffer", EXTRA_STATE) and difference.kind == "bits" and values[name].dtype in FLOATS
 
 
 def apart(difference: Difference, start: At, expected: At, observed: At, *, half: bool = False) -> tuple[float, bool]:

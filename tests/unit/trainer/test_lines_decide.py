@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from line_cases import of_step, ran, step, written
 from shardproof.trainer.lines.lines_apart import apart_in, sentence, who_set
-from shardproof.trainer.lines.lines_of_state import never_hold, never_holds, that_ended
+from shardproof.trainer.lines.lines_of_state import never_hold, never_holds, numbers_made, that_ended
 from shardproof.trainer.lines.lines_of_ways import of_two_ways
 from shardproof.trainer.lines.readers import read_by
 from shardproof.trainer.lines.setters import set_last
@@ -185,3 +185,21 @@ def test_the_loop_that_ends_a_run_is_told(tmp_path: Path) -> None:
         "and `most` = 3."
     )
     assert that_ended({}) == ""
+
+
+def test_numbers_that_a_load_makes_are_told(tmp_path: Path) -> None:
+    source = """
+def load(kept, batch):
+    done = kept["done"]
+    epoch = done // batch
+    name = "no number"
+    for at in range(2):
+        pass
+    skip = done % batch
+"""
+    mine = written(tmp_path, source)
+    assert numbers_made({0: ran(lambda: mine.load({"done": 8}, 24))}, "load") == (
+        'In `load`, mine.py:3 (`done = kept["done"]`) makes `done` = 8; mine.py:4 (`epoch = done // batch`) makes '
+        "`epoch` = 0; mine.py:8 (`skip = done % batch`) makes `skip` = 8."
+    )
+    assert numbers_made({}, "load") == ""

@@ -45,6 +45,7 @@ def packed(touched: list[Any], reduced: tuple[Any, ...] = (), scaled: tuple[Any,
         "rated": [],
         "back": [],
         "regrouped": [],
+        "caught": [],
     }
     return zlib.compress(json.dumps(said).encode())
 

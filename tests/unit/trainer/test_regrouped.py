@@ -1,4 +1,4 @@
-"""Settings of param groups that a statement changes beside the learning rate."""
+"""Settings of param groups that a statement changes, beside the learning rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(optimizer, again):
 
 def loaded(folder: Path, *, again: bool) -> bytes:
     mine, optimizer, record = written(folder, SOURCE), SGD([torch.ones(2, requires_grad=True)], lr=0.25), Ran()
-    record.know([optimizer])
+    record.groups.know([optimizer])
     return ran(partial(mine.load, optimizer, again), record)
 
 

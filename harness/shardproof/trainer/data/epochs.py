@@ -17,6 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 OfSteps = Mapping[int, Collection[str]]
 """Step → digests of the samples that the ranks were given in it."""
 
+NOT_ITS_PLACE = "the order is right, and the place in it is not restored"
+"""What is told of a resumed run that is given the data of another step of the same epoch."""
+
 
 def epochs_of(steps: OfSteps) -> dict[int, tuple[int, int]]:
     """Step → number of its epoch and of the step in it, both from 0."""
@@ -61,7 +64,7 @@ def other_place(given: Collection[str], step: int, steps: OfSteps, resumed: int 
             f"the new epoch again, so that the first {begun} of its steps never come."
         )
     if epoch == due[0]:
-        return f"{here} step {place} of it: the order is right, and the place in it is not restored."
+        return f"{here} step {place} of it: {NOT_ITS_PLACE}."
     return f"{here} step {place} of epoch {epoch}."
 
 

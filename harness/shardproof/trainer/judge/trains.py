@@ -20,6 +20,7 @@ from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.judge.longer import longer_program
 from shardproof.trainer.judge.whose_data import data_repeat, ranks_overlap, same_data
 from shardproof.trainer.lines.broadcast import paired
+from shardproof.trainer.lines.caught import caught
 from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
@@ -154,6 +155,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         judging.explained(lambda: uneven(numbers, of_steps)),
         judging.explained(lambda: put_back(every)),
         judging.explained(lambda: paired(of_steps[:1])),
+        judging.explained(lambda: caught(of_steps)),
         next(filter(None, lost), ""),
         _at_rate_zero(judging),
         *_measured(judging),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from shardproof.diff import Difference
 from shardproof.program import Op
 from shardproof.trainer.arms import Session
-from shardproof.trainer.data.epochs import ends_apart, other_place
+from shardproof.trainer.data.epochs import NOT_ITS_PLACE, ends_apart, other_place
 from shardproof.trainer.data.given import (
     UNKNOWN,
     Given,
@@ -24,6 +24,7 @@ from shardproof.trainer.data.given import (
 from shardproof.trainer.data.packed import cut_elsewhere
 from shardproof.trainer.data.shares import OfRanks, in_common, shares_overlap
 from shardproof.trainer.judge.judging import Judging, step_of
+from shardproof.trainer.lines.lines_of_state import numbers_made
 
 
 def data_of(judging: Judging, session: Session, found: Sequence[Difference]) -> str:
@@ -41,7 +42,9 @@ def data_of(judging: Judging, session: Session, found: Sequence[Difference]) -> 
     place = other_place(own, step.iteration, samples_of_steps(judging), judging.before)
     place = place and (ends_apart(_samples_of_ranks(judging)) or place)
     twice = in_common(judging.shares.get(step.index, {}), _shares_of_steps(judging), step.iteration)
-    return " ".join(filter(None, (data, twice, place, numbers_of_loaders(found))))
+    load = judging.ran.get(judging.loaded(session), {})
+    made = judging.explained(lambda: numbers_made(load, "load")) if NOT_ITS_PLACE in place else ""
+    return " ".join(filter(None, (data, twice, place, made, numbers_of_loaders(found))))
 
 
 def data_repeat(judging: Judging, session: Session) -> str:

@@ -332,7 +332,8 @@ def sentence(
     on = f" in step {moments[0][-1].op.iteration}, on rank {rank}"
     one, first, second = parting.one, parting.first, parting.second
     if parting.kind == TOUCH:
-        return _of_touch(parting, ways, on)
+        before = (unpacked(own[-1].ran[rank])[:at] for own, at in zip(moments, parting.at, strict=True))
+        return _of_touch(parting, ways, on, left_out=any(each.of_generator for row in before for each in row))
     if one is None or first is None or second is None:
         rows = unpacked(moments[0][-1].ran[rank]), unpacked(moments[1][-1].ran[rank])
         behind = behind_which(parting, rows, (f"in {ways[0]}", f"in {ways[1]}"))
@@ -415,16 +416,17 @@ def _not_in_load(told: Told, moments: Sequence[Moment], rank: int) -> str:
     return f" No statement of yours in `load` assigns `{last_word(told.path)}`." if loads and simple else ""
 
 
-def _of_touch(parting: Parting, ways: tuple[str, str], on: str) -> str:
-    """That a statement leaves other gradients or parameters, or any in one of two runs alone."""
+def _of_touch(parting: Parting, ways: tuple[str, str], on: str, *, left_out: bool) -> str:
+    """That a statement leaves other gradients or parameters, or any in one of two runs alone. left_out: whether lines
+    of a generator, which a resumed run enters anew, ran before it and are not looked at."""
     if parting.one and parting.first and parting.second and parting.first.path == RATE:
         rates = of_both((parting.first, parting.second), (f"in {ways[0]}", f"in {ways[1]}"))
         return f"Line by line, {parting.one.shown()} sets {RATE} otherwise{on}, to {rates}."
     if parting.one and parting.first:
-        return (
-            f"Line by line, the two part at {parting.one.shown()}{on}: until there all is alike, as far as it is "
-            f"looked at, and it leaves other {parting.first.path} in {ways[0]} than in {ways[1]}."
-        )
+        alike = "until there all is alike, as far as it is looked at, and it"
+        begins = "lines of a generator before it are not looked at, and it" if left_out else alike
+        left = f"leaves other {parting.first.path} in {ways[0]} than in {ways[1]}"
+        return f"Line by line, the two part at {parting.one.shown()}{on}: {begins} {left}."
     both = zip((parting.one, parting.other), ways, ways[::-1], strict=True)
     statement, way, other = next(each for each in both if each[0] and each[0].kind == TOUCHES)
     assert statement

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from shardproof.trainer.lines.line_values import few_of
+from shardproof.trainer.lines.line_values import few_of, is_number
 from shardproof.trainer.lines.setters import begin_of, set_last, with_values
 from shardproof.trainer.lines.statements import (
     BEGINS,
@@ -27,8 +27,8 @@ from shardproof.trainer.lines.statements import (
     unpacked,
 )
 
-MOST_SETS = 4
-"""Statements of a load that a sentence names."""
+MOST_SETS, MOST_MADE = 4, 6
+"""Statements of a load that a sentence names, and those that it names of numbers."""
 
 
 def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], what: str = "load") -> str:
@@ -84,6 +84,23 @@ def that_assign(ran: OfRanks, paths: Iterable[str]) -> str:
     names = [re.compile(pattern.format(word)) for pattern in (r"\.{}\s*=[^=]", r"\b{}\b[^=(]*=[^=]") for word in words]
     statements = [each for each in (unpacked(ran[min(ran)]) if ran else ()) if each.kind == BEGINS]
     return next((each.shown() for name in names for each in statements if name.search(each.text)), "")
+
+
+def numbers_made(ran: OfRanks, what: str) -> str:
+    """The plain numbers to which lines of a save or a load assign a name, on the first rank, as those that a place in
+    the data is worked out from; empty where there are none.
+
+    Args:
+        what: `load` or `save`.
+    """
+    told: dict[str, str] = {}
+    for statement in unpacked(ran[min(ran)]) if ran else ():
+        if statement.kind == ENDS and not statement.text.startswith(("for ", "while ", "with ")):
+            own = (each for each in statement.values if is_number(each.text) and not each.path.startswith(BEHIND))
+            told |= {f"{statement.shown()} makes `{each.path}`": each.text for each in own}
+    lines = [f"{line} = {text}" for line, text in told.items()]
+    more = f"; and {len(lines) - MOST_MADE} more" if len(lines) > MOST_MADE else ""
+    return f"In `{what}`, {'; '.join(lines[:MOST_MADE])}{more}." if lines else ""
 
 
 def that_decide(ran: OfRanks, what: str) -> str:

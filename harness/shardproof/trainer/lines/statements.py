@@ -205,6 +205,15 @@ def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
     return {(file, line): often for (file, line, _), often in _said(data)["reduced"]}
 
 
+def caught_in(data: bytes) -> list[tuple[Statement, str, Statement]]:
+    """The statements that raised while their operation went on, with the exception's name and what came next."""
+    found = list[tuple[Statement, str, Statement]]()
+    for raises, error, goes_on in _said(data)["caught"]:
+        first, following = (Statement(file, line, text, TOUCHES, ()) for file, line, text in (raises, goes_on))
+        found.append((first, error, following))
+    return found
+
+
 class Flowed(NamedTuple):
     """A gradient that arrived at a value in a backward. made: the statement that made the value. path: of the value.
     text: of the gradient; empty where none is looked at, as at a tensor that another statement made too."""

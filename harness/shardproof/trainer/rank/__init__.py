@@ -235,7 +235,7 @@ class Rank:
         within.enter_context(self.gradients.watched())
         if op.arm.startswith((WHOLE, ALIKE, CUT, RESUMED, STOPPED)):  # of which the judge asks what a step does
             within.enter_context(self.measured.watched())
-            self.measured.know((*self.state.values(), *self.ran.optimizers()))
+            self.measured.know((*self.state.values(), *self.ran.groups.optimizers()))
         if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
             within.enter_context(self.calls.watched())
         return within
@@ -290,7 +290,7 @@ class Rank:
         self.parameters = state.parameters
         self.of_modules = {key: partial(getattr, held, "local") for key, held in state.parameters.items()}
         self.buffers, self.ran.lasting.tensors = state.buffers, lasting(state)
-        self.ran.know(met.value for met in state.way.met if isinstance(met.value, torch.optim.Optimizer))
+        self.ran.groups.know(met.value for met in state.way.met if isinstance(met.value, torch.optim.Optimizer))
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)

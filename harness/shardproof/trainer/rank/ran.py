@@ -18,13 +18,12 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
-from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -46,7 +45,6 @@ from shardproof.trainer.lines.statements import (
     MADE,
     MOST_OUTLINES,
     NO_PLACE,
-    RATE,
     RESULT,
     RETURNS,
     TOUCHES,
@@ -54,13 +52,14 @@ from shardproof.trainer.lines.statements import (
 )  # fmt: skip
 from shardproof.trainer.rank.collectives import begun_collectives
 from shardproof.trainer.rank.flows import Flows
+from shardproof.trainer.rank.groups import Groups
 from shardproof.trainer.rank.lasting import Lasting
 from shardproof.trainer.rank.lengths import size_of
 from shardproof.trainer.rank.looked_up import MOST_BEHIND, behind, called, digest, looked_up, told
 from shardproof.trainer.rank.marks import known, mark_of, of_gradient
 from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.put_back import PutBack
-from shardproof.trainer.rank.regrouped import Regrouped
+from shardproof.trainer.rank.raised import Raised
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
 from shardproof.trainer.step.measured import Size, factor_between
@@ -112,8 +111,7 @@ class Ran:
     became of parameters and their gradients while it ran, and of which, by identity. scaled: place of a statement → by
     which numbers it has multiplied gradients. collectives: place of a statement → which began while it ran, each time:
     their groups, and which of a group's they are. parameters: those to look at. state_calls: is told of calls that ask
-    for a state, or give one. rated: place of a statement → of which group it changed the learning rate, from what to
-    what, each time. outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name.
+    for a state, or give one. outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name.
     rebuffered: place of a statement → the buffers that it has written, each time.
     """
 
@@ -124,13 +122,10 @@ class Ran:
         buffers: Callable[[], Mapping[str, Callable[[], torch.Tensor | None]]] = dict,
     ) -> None:
         self.parameters, self.state_calls = parameters, state_calls
-        self._met = list[ReferenceType[torch.optim.Optimizer]]()
         self.buffers = buffers
         self._of_buffers = dict[str, object]()
         self.rebuffered: dict[Place, list[str]] = {}
-        self.put_back, self.regrouped, self.lasting = PutBack(), Regrouped(), Lasting()
-        self.rated: dict[Place, list[tuple[str, str, str]]] = {}
-        self._rates = list[str]()
+        self.groups, self.put_back, self.lasting, self.raised = Groups(self._touch), PutBack(), Lasting(), Raised()
         self.touched: dict[Place, dict[str, list[int]]] = {}
         self.collectives: dict[Place, list[set[tuple[str, int]]]] = {}
         self._begun = dict[str, int]()
@@ -152,8 +147,8 @@ class Ran:
             yield
             return
         self.stack, self.last, self._begun = [], self._seen(), begun_collectives()
-        self._rates, self._of_buffers = self.rates(), self._seen_buffers()
-        self.regrouped.begin(self.optimizers())
+        self._of_buffers = self._seen_buffers()
+        self.groups.begin()
         self.lasting.begin()
         if self.last and not self.told:
             self.told.append((NO_PLACE, TOUCHES, [("parameters", self._digest_of(0), 0)]))
@@ -192,18 +187,16 @@ class Ran:
         times = {place: [len(own.intersection(reductions)) for own in each] for place, each in self.collectives.items()}
         reduced = [[place, often] for place, often in times.items() if any(often)]
         scaled = [[place, sorted(factors)] for place, factors in self.scaled.items() if len(factors) <= MOST_FACTORS]
-        rated = [[place, changes] for place, changes in self.rated.items()]
         back = self.put_back.taken(op, {key: weights for key, (weights, _) in self.last.items()}, names)
-        self.touched, self.collectives, self.scaled, self.rated, self.rebuffered = {}, {}, {}, {}, {}
+        self.touched, self.collectives, self.scaled, self.rebuffered = {}, {}, {}, {}
         places = list(dict.fromkeys(place for place, _, _ in self.told))
         number = {place: at for at, place in enumerate(places)}
         touched = [[place, done_by[place]] for place in sorted(done_by, key=lambda one: number.get(one, 0))]
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         compounds = [[place, *each] for place, each in self.compounds.items()]
         told = {"places": places, "compounds": compounds, "touched": touched, "reduced": reduced, "scaled": scaled,
-                "rated": rated, "back": back,
-                "regrouped": self.regrouped.taken(), "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
-                "outlines": self.outlines}  # fmt: skip
+                "back": back, "caught": self.raised.taken(), "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
+                "outlines": self.outlines, **self.groups.taken()}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
         self.compounds = {}
         data = zlib.compress(json.dumps(told).encode(), 1)
@@ -254,6 +247,10 @@ class Ran:
             self.state_calls.cut()
         sys.settrace(None)
 
+    def _touch(self, place: Place, what: str, text: str) -> None:
+        """Tell what a statement has touched that stands under a name of its own."""
+        self.told.append((place, TOUCHES, [(what, text, 0)]))
+
     def look(self) -> None:
         """Tell what became of parameters since the latest look, as done by the statement that ran."""
         before, self.last = self.last, self._seen()
@@ -265,8 +262,7 @@ class Ran:
             self.collectives[place][-1] |= {(group, at + 1) for group, at in new}
         self._begun = begun
         if place:
-            self._look_at_rates(place)
-            self.regrouped.look(self.optimizers(), place)
+            self.groups.look(place)
             self.lasting.look(place)
             self._look_at_buffers(place)
         if place and now != before:
@@ -284,44 +280,13 @@ class Ran:
                     what = CLEARED if gradient is None else MADE if was[1] is None else CHANGED
                     done.setdefault(what, []).append(key)
 
-    def meet(self, optimizer: torch.optim.Optimizer, place: Place | None) -> None:
-        """Keep an optimizer that a statement names, and tell its learning rates."""
-        if all(each is not optimizer for each in self.optimizers()):
-            self._met.append(ref(optimizer))
-            self._rates = self.rates()
-            if place:
-                self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that lines have named or that were found, and that still exist."""
-        return [one for reference in self._met if (one := reference()) is not None]
-
-    def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Keep the optimizers that were found on the trainer, in place of those that were known before."""
-        self._met = [*map(ref, optimizers)]
-
-    def rates(self) -> list[str]:
-        """The learning rates of the param groups of the optimizers that are known."""
-        groups = (group for one in self.optimizers() for group in vars(one).get("param_groups", ()))
-        return [told(group.get("lr")) for group in groups]
-
-    def _look_at_rates(self, place: Place) -> None:
-        """Tell that a statement has set a learning rate."""
-        before, self._rates = self._rates, self.rates()
-        if len(before) == len(self._rates) and before != self._rates:
-            for number, (old, new) in enumerate(zip(before, self._rates, strict=True)):
-                if old != new:
-                    which = f" of group {number}" if len(before) > 1 else ""
-                    self.rated.setdefault(place, []).append((which, old, new))
-            self.told.append((place, TOUCHES, [(RATE, ", ".join(self._rates), 0)]))
-
     def _look_at_buffers(self, place: Place) -> None:
         """Tell that a statement has written buffers."""
         before, self._of_buffers = self._of_buffers, self._seen_buffers()
         written = [name for name, mark in self._of_buffers.items() if mark != before.get(name, mark)]
         if written:
             self.rebuffered.setdefault(place, []).extend(written)
-            self.told.append((place, TOUCHES, [(BUFFERS, digest(repr([*self._of_buffers.values()]).encode()), 0)]))
+            self._touch(place, BUFFERS, digest(repr([*self._of_buffers.values()]).encode()))
 
     def _size(self, key: int, place: Place, *, new: bool) -> None:
         """Keep how long a gradient is now, and by which number a statement has multiplied it, if it has."""
@@ -387,7 +352,9 @@ class _InFrame:
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if event not in ("line", "return"):
-            self.raised |= event == "exception"
+            if event == "exception":
+                self.raised = True
+                self.ran.raised.met(arg, self.place)
             return
         following = self.statements.get(frame.f_lineno) if event == "line" else None
         if following is not None and following is self.now and following.last > following.line:
@@ -410,6 +377,7 @@ class _InFrame:
         self.now = following
         if self.now is not None and self.place:
             self.ran.begun += 1
+            self.ran.raised.goes_on(self.place)
             self.ran.collectives.setdefault(self.place, []).append(set())
             if self.now.end:
                 self.ran.compounds[self.place] = self.now.end, self.now.jumps
@@ -453,7 +421,7 @@ class _InFrame:
             with suppress(Exception):  # of a kind that has no text
                 value, owner = looked_up(path, names, frame.f_globals, self.owner)
                 if isinstance(value, torch.optim.Optimizer):
-                    self.ran.meet(value, self.place)
+                    self.ran.groups.meet(value, self.place)
                 if said := told(value):
                     self.ran.outline(said, value)
                     found.append((called(text, path, names, frame.f_globals, self.owner), said, owner))

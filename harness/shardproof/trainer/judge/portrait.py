@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 
+from shardproof.program import Op
 from shardproof.trainer.arms import ENDS, MEASURED, READS, Session
 from shardproof.trainer.cells import MESH_AXIS, values_of
 from shardproof.trainer.judge.judging import Judging
@@ -21,12 +23,15 @@ from shardproof.trainer.lines.statements import (
     reductions_told,
     touched,
 )
-from shardproof.trainer.step.measured import GATHERED, LINE, NOTHING, REDUCED, portrait, rates_at
+from shardproof.trainer.step.measured import GATHERED, LINE, NOTHING, REDUCED, order_of, portrait, rates_at
 from shardproof.trainer.values.rounding import PARAMS
 from shardproof.trainer.values.telling import times
 
 MOST_LINES = 10
 """Statements of a step that a portrait names."""
+
+MOST_ALONE = 6
+"""Statements that a portrait names of another kind of step."""
 
 MOST_RATES = 2
 """Learning rates that a portrait says a statement sets."""
@@ -40,8 +45,20 @@ def portrayed(judging: Judging) -> list[str]:
     measured = [op for op in steps if any(each.gradients for each in judging.measured[op.index].values())]
     for op in (measured or steps)[:1]:
         lines = [*_lines(judging, judging.whole, op.index), *_by_line(judging, op.index)]
+        lines += _of_another_kind(judging, op, lines, [other for other in steps if other.index > op.index])
         return [f"{MEASURED}: step {op.iteration}: {line}" for line in lines]
     return []
+
+
+def _of_another_kind(judging: Judging, first: Op, lines: Sequence[str], later: Sequence[Op]) -> list[str]:
+    """The order of backwards and optimizers in the first later step that has another one, with the lines that touch
+    something in it and not in the first, such as an exchange every so many steps."""
+    own = order_of(judging.measured[first.index])
+    op = next((op for op in later if order_of(judging.measured[op.index]) != own), None)
+    if op is None:
+        return []
+    alone = [line for line in _by_line(judging, op.index) if line not in lines][:MOST_ALONE]
+    return [f"step {op.iteration}: {line}" for line in (f"order: {order_of(judging.measured[op.index])}", *alone)]
 
 
 def end_of(judging: Judging) -> list[str]:
@@ -127,5 +144,6 @@ def _done(touch: Touch) -> str:
     if touch.scaled and told:
         told[-1] += f", by a factor of {' or '.join(f'{factor:.5g}' for factor in touch.scaled)}"
     told += [f"sets the learning rate{which} from {old} to {new}" for which, old, new in touch.rated[:MOST_RATES]]
+    told += [f"{len(touch.rated) - MOST_RATES} more rates"] if len(touch.rated) > MOST_RATES else []
     told += [f"takes part in {reductions_told(touch.reduced)}"] if touch.reduced else []
     return " and ".join(told)

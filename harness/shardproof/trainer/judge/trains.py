@@ -72,6 +72,7 @@ from shardproof.trainer.values.overflows import SCHEDULER, all_overflow, overflo
 from shardproof.trainer.values.plain import counted_apart, every_step_skipped
 from shardproof.trainer.values.rates import ZERO, rates_in
 from shardproof.trainer.values.rounding import FLOATS, PARAMS, At
+from shardproof.trainer.values.staircase import staircase
 from shardproof.verdict import Verdict
 
 
@@ -158,6 +159,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         judging.explained(lambda: caught(of_steps)),
         next(filter(None, lost), ""),
         _at_rate_zero(judging),
+        staircase(states[0]),
         *_measured(judging),
         _schedule(judging, last),
     ))  # fmt: skip

@@ -383,7 +383,7 @@ MOST_READ = 5
 
 def _out_of(ways: Sequence[Sequence[Statement]], path: str, names: tuple[str, str]) -> str:
     """The numbers that a statement reads where it makes a number that it does not make in the other way; empty where it
-    reads none or many, or makes several, each of which may come of some of them alone."""
+    reads none that it does not read there, or many, or makes several, each of which may come of some of them alone."""
     if any(len(paths_told(own, ENDS)) > 1 for own in ways):
         return ""
     for own, other, name in ((ways[1], ways[0], names[1]), (ways[0], ways[1], names[0])):
@@ -397,7 +397,8 @@ def _out_of(ways: Sequence[Sequence[Statement]], path: str, names: tuple[str, st
             )
             numbers = [each for each in read
                        if is_number(each.text.removeprefix(TENSOR)) and not each.path.startswith(BEHIND)]  # fmt: skip
-            if new and 0 < len(numbers) <= MOST_READ:
+            apart = any(each.text not in texts_told(other, BEGINS, each.path) for each in numbers)
+            if new and apart and len(numbers) <= MOST_READ:
                 return f" ({name} out of {', '.join(f'`{each.path}` = {shown(each.text)}' for each in numbers)})"
     return ""
 

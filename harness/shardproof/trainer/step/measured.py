@@ -266,6 +266,9 @@ def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
 
 NOTHING = OfStep(0, {}, {}, ())
 
+MOST_RATES = 5
+"""Steps of which a portrait shows the learning rates, the last among them."""
+
 NOT_MEASURED = (
     "not measured, since no parameter of a module has one in `.grad` both after a backward and when an optimizer of "
     "torch steps with that parameter, as with engines that keep gradients elsewhere, masters that are stepped in place "
@@ -286,20 +289,26 @@ def portrait(
         ranks, calls, collectives: of the step. before: what there was before it, settings of param groups among it.
         rates: the learning rates in each step of the run.
     """
-    first = ranks.get(0, NOTHING)
     lines = []
     if own := calls.get(0):
         lines.append(f"data: rank 0 calls the model {times(len(own))}, with {_rows(own)}")
     lines += [f"loss: {told}" for told in [_loss(calls)] if told]
     others = _stepping_alone(ranks)
-    lines.append(f"order: {_in_order(first)}{f' on rank 0, while one steps on {others}' if others else ''}")
+    lines.append(f"order: {order_of(ranks)}")
     lines.append(f"gradients: {_of_gradients(ranks, others)}")
     lines += [f"{REDUCED}: {told}" for told in [reduced(collectives.get(0, {}))] if told]
     lines += [f"{GATHERED}: {told}" for told in [gathered(collectives.get(0, {}))] if told]
-    lines += [f"lr: {', '.join(rates)} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
+    shown = ", ".join(rates) if len(rates) <= MOST_RATES else f"{', '.join(rates[: MOST_RATES - 1])}, …, {rates[-1]}"
+    lines += [f"lr: {shown} in steps 0 to {len(rates) - 1}"] if len({*rates}) > 1 else []
     lines += [f"lr: {rates[0]} in every step"] if len({*rates}) == 1 else []
     lines += [f"weight_decay: {told}" for told in [_decays(before)] if told]
     return lines
+
+
+def order_of(ranks: Mapping[int, OfStep]) -> str:
+    """In which order backwards and optimizers of torch run in a step on rank 0."""
+    others = _stepping_alone(ranks)
+    return f"{_in_order(ranks.get(0, NOTHING))}{f' on rank 0, while one steps on {others}' if others else ''}"
 
 
 def _stepping_alone(ranks: Mapping[int, OfStep]) -> str:

@@ -255,7 +255,7 @@ def test_parameters_that_do_not_move() -> None:
     ("word", "why"),
     [
         ("none", "no gradient arrives (`.grad` is None when the optimizer steps)."),
-        ("gradient", "so look at what undoes its step."),
+        ("gradient", "so look at what undoes its step, or at whether they are too small to change anything."),
         ("", "look at what skips a step, and at gradients that are zero or do not arrive."),
     ],
 )

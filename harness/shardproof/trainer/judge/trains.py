@@ -8,6 +8,7 @@ that an optimizer's count of steps grows with the parameters that it steps. *Doe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key
@@ -220,13 +221,14 @@ def _schedule(judging: Judging, last: At) -> str:
     """A note on a rate that moves, or on a schedule under which it is one number in the whole run, with a longer
     program if there is one to try; empty of a rate that stays and has no schedule."""
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
-    seen = (rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps)
+    seen = [rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps]
     rates = {rate for rate in seen if rate}
+    every = [{*rate.split(" and ")} for rate in rates]
     program = longer_program(judging.trainer) if judging.scenario.program == ARMS else ""
-    if len(rates) > 1:
+    if every and {*chain(*every)} > max(every, key=len):  # or an optimizer steps in some of the steps alone
         return schedule_goes_on(len(steps), program) if program else ""
     scheduled = any(role == SCHEDULER and name.endswith(".last_epoch") for role, name in last)
-    return schedule_stands_still(rates.pop(), len(steps), program) if scheduled and rates else ""
+    return schedule_stands_still(max(rates, key=len), len(steps), program) if scheduled and rates else ""
 
 
 def _at_rate_zero(judging: Judging) -> str:

@@ -355,8 +355,10 @@ def _rates(judging: Judging, ops: tuple[int, int], names: tuple[str, str]) -> tu
 
 
 def _used_rates(judging: Judging, op: int) -> dict[str, tuple[int, float]]:
-    """The learning rates that parameters were stepped with in an operation, as rank 0 has them."""
-    return used_rates(judging.measured.get(op, {}).get(0, NOTHING).rates, judging.at(op))
+    """The learning rates that parameters were stepped with in an operation, as rank 0 has them; none where optimizers
+    of two kinds stepped, whose groups have the same numbers."""
+    step = judging.measured.get(op, {}).get(0, NOTHING)
+    return used_rates(step.rates, judging.at(op)) if len(step.steps) < 2 else {}
 
 
 def _numbers(judging: Judging, ops: tuple[int, int], names: tuple[str, str], settings: Collection[Name]) -> str:

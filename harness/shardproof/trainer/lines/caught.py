@@ -23,5 +23,6 @@ def caught(moments: Sequence[Moment]) -> str:
     often = f"{at(moment.op)}{f' and {len(steps) - 1} more' * (len(steps) > 1)}"
     return (
         f"{statement.shown()} raises {error} in {often}, which is caught, and {following.shown()} comes next: what "
-        "should have come in between is left out, also what sets something back, such as a hook behind a forward"
+        "should have come in between is left out, and what sets something back there, as a hook behind a forward does, "
+        "is safe in a `finally` or a `with` alone"
     )

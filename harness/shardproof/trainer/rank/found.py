@@ -41,7 +41,7 @@ from shardproof.trainer.rank import kinds, random_states
 from shardproof.trainer.rank.item import Item
 from shardproof.trainer.rank.leaves import leaf_records, leaves
 from shardproof.trainer.rank.modules import Modules, clean, topmost
-from shardproof.trainer.rank.optimizers import Optimizer, as_one, taken_by
+from shardproof.trainer.rank.optimizers import Optimizer, as_one, state_of, taken_by
 from shardproof.trainer.rank.pieces import (
     At,
     Held,
@@ -277,15 +277,23 @@ class Look:
         chosen, mets = list[Met](), as_one(self._of_kind(kinds.OPTIMIZER))
         for met in mets:
             inner = [other for other in mets if id(other.value) in self.way.below(id(met.value))]
-            if inner and (not _state_of(met.value) or any(_state_of(o.value) is _state_of(met.value) for o in inner)):
+            if inner and (not state_of(met.value) or any(state_of(o.value) is state_of(met.value) for o in inner)):
                 self._used.add(id(met.value))
                 continue
-            if _state_of(met.value) is None:
-                self._hide(met.path, "optimizer", "it has no mapping `state`, and no optimizer in it was found; give "
-                           "what it keeps in `state()`")  # fmt: skip
-            elif not any(_state_of(other.value) is _state_of(met.value) for other in chosen):
+            if state_of(met.value) is None:
+                self._look_at_one_without_state(met)
+            elif not any(state_of(other.value) is state_of(met.value) for other in chosen):
                 chosen.append(met)
         return chosen
+
+    def _look_at_one_without_state(self, met: Met) -> None:
+        """An optimizer that has no mapping `state`: the tensors in it are looked at, or nobody knows what it keeps."""
+        below = {*self.way.below(id(met.value))} - self.modules.parameters.keys()
+        if any(id(other.value) in below for other in self._of_kind(kinds.TENSOR)):
+            self._find(met, f"{type(met.value).__name__}, which has no mapping `state`: its tensors are looked at")
+            return
+        why = "it has no mapping `state`, and no optimizer in it was found; give what it keeps in `state()`"
+        self._hide(met.path, "optimizer", why)
 
     # --- what tells its state by itself
 
@@ -478,15 +486,6 @@ class Look:
         for path in self.way.cut:
             self._hide(path, "value", "it holds too much, or lies too deep, to be walked through; give what is state "
                        "in it in `state()`, or leave it out there")  # fmt: skip
-
-
-def _state_of(optimizer: Any) -> Any:
-    """An optimizer's mapping from parameters to their state; None if it has none."""
-    try:
-        state, groups = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", None)
-    except Exception:  # a property of foreign code
-        return None
-    return state if isinstance(state, Mapping) and isinstance(groups, (list, tuple)) else None
 
 
 def _cuda_is_in_use() -> bool:

@@ -250,3 +250,12 @@ def _names(params: list[Any], parameters: Mapping[int, Held]) -> Iterator[str]:
             yield "?"
         else:
             yield from (names[0] for names in known.names)
+
+
+def state_of(optimizer: Any) -> Any:
+    """An optimizer's mapping from parameters to their state; None if it has none."""
+    try:
+        state, groups = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", None)
+    except Exception:  # a property of foreign code
+        return None
+    return state if isinstance(state, Mapping) and isinstance(groups, (list, tuple)) else None

@@ -30,7 +30,8 @@ _SUSPECTS = {
     NONE: "no gradient arrives (`.grad` is None when the optimizer steps)",
     ZEROS: "their gradients are all zeros when the optimizer steps",
     FROZEN: "they are frozen (`requires_grad` is False)",
-    GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what undoes its step",
+    GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what undoes its step, "
+    "or at whether they are too small to change anything",
     NOT_FINITE: "their gradients are NaN or infinite, for which a loss scale skips a step",
     UNSTEPPED: "gradients other than zero reach them, and no param group of an optimizer that stepped has them: was it "
     "made before they were there, or were to train",

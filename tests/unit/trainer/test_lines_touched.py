@@ -172,3 +172,26 @@ def test_gradients_that_are_changed_between_backwards_are_told(tmp_path: Path) -
         "are not whole."
     )
     assert changed_between([rows[0], rows[2]], names) == changed_between([None, rows[0]], names) == ""
+
+
+FEEDS = """
+def step(p, own):
+    if own:
+        first = 1
+        second = 2
+        rate = 0.25
+        p.mul_(rate)
+    else:
+        p.mul_(0.5)
+"""
+
+
+def test_what_is_read_where_a_wrong_tensor_is_written_comes_before_other_lines(tmp_path: Path) -> None:
+    mine, parameter = written(tmp_path, FEEDS), torch.ones(4)
+    names = {1: "w"}
+    ways = [{0: ran(partial(mine.step, parameter, own), Ran(lambda: {1: lambda: parameter}), names)}
+            for own in (True, False)]  # fmt: skip
+    said = of_two_ways(ways[0], ways[1], ("with a", "with b"), wrong=["w"])
+    assert said.index("(`rate = 0.25`)") < said.index("(`first = 1`)") < said.index("(`second = 2`)")
+    said = of_two_ways(ways[0], ways[1], ("with a", "with b"))
+    assert said.index("(`first = 1`)") < said.index("(`rate = 0.25`)")

@@ -90,7 +90,7 @@ def lines_of(
         moments = {each.op.index: f"after {at(each.op)}" for each in (*one, *other)}
         written = written_otherwise(step[0][0], step[1][0], [*modules, *kept], ways, moments) if seen else ""
         touched = gradients_otherwise(step[0][0], step[1][0], ways) if seen else ""
-        lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place)
+        lines = of_two_ways(*step, ways, moments=(one, other), until=where and where.place, wrong=[*modules, *kept])
         skipped = never_hold((one, other), ways) if gradients or not first else ""
         return paragraphs(touched, scaled_by_ranks(step[1]), written, lines, skipped)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardproof.trainer.lines.edited import edited
@@ -42,6 +42,7 @@ from shardproof.trainer.lines.statements import (
     Statement,
     Told,
     outlines_of,
+    places_that_write,
     rated_of,
     reductions_of,
     reductions_told,
@@ -79,7 +80,7 @@ OfSessions = tuple[Sequence[Moment], Sequence[Moment]]
 
 def of_two_ways(
     one: OfRanks, other: OfRanks, names: tuple[str, str], when: str = "", *, numbers: bool = True,
-    moments: OfSessions | None = None, until: tuple[str, int] | None = None,
+    moments: OfSessions | None = None, until: tuple[str, int] | None = None, wrong: Collection[str] = (),
 ) -> str:  # fmt: skip
     """Which statements of an operation, on the first rank, two ways do not run alike, the most telling first: those
     that write gradients, parameters or attributes in one way alone; those that step, reduce or scale and run another
@@ -89,7 +90,8 @@ def of_two_ways(
         names: of both ways, such as `with accumulate=1`. when: what the operation is called. numbers: whether numbers
             are looked at, which runs have otherwise that are not at the same place of their data. moments: where it is
             to be told who set what is not alike. until: file and line of a statement that is known to make what is not
-            alike, from which on numbers follow from it.
+            alike, from which on numbers follow from it. wrong: the names of what differs: what is read where these are
+            written comes before other lines.
     """
     if 0 not in one or 0 not in other:
         return ""
@@ -98,8 +100,10 @@ def of_two_ways(
         return ""
     every = _lines(rows, (one[0], other[0]), names, SideBySide(one, other), numbers=numbers)
     behind = _from(rows[0], until) if until else set[tuple[str, int]]()
+    feeds = {place for data, row in zip((one[0], other[0]), rows, strict=True)
+             for place in _read_where_written(row, places_that_write(data, wrong))}  # fmt: skip
     lines = sorted((line for line in every if line.place not in behind or line.way >= 0 or not line.telling),
-                   key=lambda line: line.telling)  # fmt: skip
+                   key=lambda line: (min(line.telling, 1), line.place not in feeds, line.telling))  # fmt: skip
     if not lines:
         return ""
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
@@ -116,6 +120,19 @@ def of_two_ways(
     sets = _set_by([line.asks for line in chosen if line.asks], rows, names, moments) if moments else ""
     workers = f" {WORKERS}" if any(map(_has_workers, rows)) else ""
     return f"Of the lines {when or 'of this step'}, on rank 0: {told}{more}.{sets}{workers}"
+
+
+def _read_where_written(row: Sequence[Statement], writers: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+    """File and line of the statements that made what these writers read, as far as it stands under a local name."""
+    made: dict[tuple[str, int], tuple[str, int]] = {}
+    found = set[tuple[str, int]]()
+    for each in row:
+        here = (each.file, each.line)
+        if each.kind == BEGINS and here in writers:
+            found |= {made[told.path, told.owner] for told in each.values if (told.path, told.owner) in made}
+        elif each.kind == ENDS and not each.text.startswith(("for ", "while ")):
+            made |= {(told.path, told.owner): here for told in each.values if told.path.isidentifier()}
+    return found
 
 
 WORKERS = (

@@ -195,9 +195,13 @@ def rated_of(data: bytes) -> dict[tuple[str, int], list[str]]:
 
 
 def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]]:
-    """File and line of the statements that write some of these parameters."""
+    """File and line of the statements that write some of these parameters, or of other tensors that last."""
     wanted = {*names}
-    return [(file, line) for (file, line, _), done in _said(data)["touched"] if wanted & {*done.get(WRITTEN, ())}]
+    return [
+        (file, line)
+        for (file, line, _), done in _said(data)["touched"]
+        if wanted & {*done.get(WRITTEN, ()), *done.get(LASTING, ())}
+    ]
 
 
 def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:

@@ -152,3 +152,12 @@ def only(name: str, kind: str, key: tuple[str, str], change: Callable[[Any], Any
             state.pop(key) if changed is None else state.update({key: changed})
 
     return fault
+
+
+def plus(value: Any) -> Any:
+    """What is 1 more, in the same dtype."""
+    return value + np.asarray(value).dtype.type(1)
+
+
+def gone(_: Any) -> None:
+    """What makes a value absent."""

@@ -22,7 +22,7 @@ class PutBack:
         """Keep that a statement gave a parameter a mark that it had after an operation before the latest."""
         self._found.get(place, {}).pop(key, None)
         every = [(op, marks.get(key)) for op, marks in self._kept]
-        op = next((op for op, other in reversed(every) if other == mark), None)
+        op = next((op for op, other in every if other == mark), None)
         if op is not None and known(mark) not in (None, ZEROS, every[-1][1]):
             self._found.setdefault(place, {})[key] = op
 

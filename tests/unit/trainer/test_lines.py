@@ -398,11 +398,15 @@ def test_what_a_load_sets_is_told_in_order(mine: ModuleType) -> None:
     weight = torch.zeros(4)
     record = Ran(lambda: {id(weight): ref(weight)})
     data = ran(partial(mine.restore, {"last": 0}, {"last": 8}), record)
-    assert of_setting({0: data}, ["schedule.last", "other"], []) == (
+    assert of_setting({0: data}, dict.fromkeys(["schedule.last", "other"], ""), []) == (
         'In `load`, of what is wrong after it: mine.py:56 (`schedule["last"] = kept["last"]`) sets '
         "`schedule['last']` to 8; then mine.py:57 (`schedule[\"last\"] += 1`) sets `schedule['last']` to 9."
     )
-    assert of_setting({0: data}, ["other"], []) == of_setting({}, ["schedule.last"], []) == ""
+    assert (
+        of_setting({0: data}, dict.fromkeys(["other"], ""), [])
+        == of_setting({}, dict.fromkeys(["schedule.last"], ""), [])
+        == ""
+    )
 
 
 def test_an_error_of_the_trainer_stays_its_own(mine: ModuleType) -> None:

@@ -31,7 +31,7 @@ def loaded(folder: Path, *, again: bool) -> bytes:
 
 def test_what_a_schedule_keeps_in_a_group_is_told_with_its_line(tmp_path: Path) -> None:
     data = loaded(tmp_path, again=False)
-    assert of_setting({0: data}, ["group0.initial_lr"], []) == (
+    assert of_setting({0: data}, dict.fromkeys(["group0.initial_lr"], ""), []) == (
         "In `load`, of what is wrong after it: mine.py:7 (`schedule = LambdaLR(optimizer, lambda step: 0.5 ** step)`) "
         "sets initial_lr, which was not there, to 0.25."
     )
@@ -42,6 +42,6 @@ def test_what_a_schedule_keeps_in_a_group_is_told_with_its_line(tmp_path: Path) 
 
 
 def test_what_was_there_is_told_with_its_value(tmp_path: Path) -> None:
-    said = of_setting({0: loaded(tmp_path, again=True)}, ["group0.initial_lr"], [])
+    said = of_setting({0: loaded(tmp_path, again=True)}, dict.fromkeys(["group0.initial_lr"], ""), [])
     assert 'mine.py:6 (`optimizer.param_groups[0]["initial_lr"] = 0.5`) sets initial_lr, which was not there,' in said
     assert "mine.py:7" not in said

@@ -13,6 +13,7 @@ from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.lines.lines_apart import wrote_before
 from shardproof.trainer.lines.lines_of_state import never_holds, of_setting, that_assign, that_decide, that_seeds
 from shardproof.trainer.lines.statements import Moment, last_word
+from shardproof.trainer.values.counted import plain_number
 from shardproof.trainer.values.every_mesh import OF_A_RANK, OF_MODULES
 from shardproof.trainer.values.rounding import PARAMS, At
 from shardproof.trainer.values.state_calls import Calls, joined, no_longer_one, not_opened, opens_none, whose_state
@@ -20,7 +21,10 @@ from shardproof.trainer.values.state_calls import Calls, joined, no_longer_one, 
 
 def that_set(judging: Judging, op: int, found: Sequence[Difference], what: str) -> str:
     """Which of the trainer's own lines set what differs in an operation. what: `load` or `save`."""
-    plain, params = ([one.key.fqn for one in found if (one.key.role in OF_MODULES) == of] for of in (False, True))
+    params = [one.key.fqn for one in found if one.key.role in OF_MODULES]
+    values = judging.at(op)
+    plain = {one.key.fqn: plain_number(values, (one.key.role, one.key.fqn)).rpartition(" ")[2] for one in found
+             if one.key.role not in OF_MODULES}  # fmt: skip
     return judging.explained(lambda: of_setting(judging.ran.get(op, {}), plain, params, what))
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shardproof.trainer.lines.line_values import few_of, is_number
 from shardproof.trainer.lines.setters import begin_of, set_last, with_values
@@ -31,27 +31,32 @@ MOST_SETS, MOST_MADE = 4, 6
 """Statements of a load that a sentence names, and those that it names of numbers."""
 
 
-def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], what: str = "load") -> str:
+def of_setting(ran: OfRanks, wrong: Mapping[str, str], parameters: Iterable[str], what: str = "load") -> str:
     """Which statements of a load set what is wrong after it, or which of a save set what it changes, in order, on the
     first rank; empty where none is known.
 
     Args:
-        wrong: names of plain values that are wrong, such as `schedule.last_epoch`. parameters: of parameters.
+        wrong: names of plain values that are wrong, such as `schedule.last_epoch`, each with the number that it is;
+            empty where it is none. What a line has set to another number was replaced later. parameters: of parameters.
         what: `load` or `save`.
     """
     if not ran:
         return ""
     names, rank = set(parameters), min(ran)
-    last = set(map(last_word, wrong))
-    told: dict[str, list[str]] = {}
+    last: dict[str, set[str]] = {}
+    for name, number in wrong.items():
+        last.setdefault(last_word(name), set()).add(number)
+    told: dict[tuple[str, str], list[str]] = {}
     writes: dict[str, dict[str, None]] = {}
     for statement in unpacked(ran[rank]):
         for made in statement.values if statement.kind == ENDS else ():
             if last_word(made.path) in last and made.is_plain:
-                told.setdefault(f"{statement.shown()} sets `{made.path}` to", []).append(made.text)
+                line = f"{statement.shown()} sets `{made.path}` to"
+                told.setdefault((line, last_word(made.path)), []).append(made.text)
             elif last_word(made.path) in last:
                 writes.setdefault(statement.shown(), {}).setdefault(f"`{made.path}`")
-    lines = [f"{what} {', then '.join(values)}" for what, values in told.items()]
+    lines = [f"{line} {', then '.join(values)}" for (line, word), values in told.items()
+             if not _replaced(values[-1], last[word])]  # fmt: skip
     lines += [f"{place} writes {' and '.join([*paths][:MOST_SETS])}" for place, paths in writes.items()]
     for touch in touched(ran[rank]):
         own = list(
@@ -67,13 +72,24 @@ def of_setting(ran: OfRanks, wrong: Iterable[str], parameters: Iterable[str], wh
     return f"In `{what}`, of what {wrongly}: {'; then '.join(lines[:MOST_SETS])}{more}."
 
 
-def _regrouped(touches: Iterable[Touch], last: Container[str]) -> list[str]:
-    """The lines that set settings of param groups other than the rate. last: the last names of those to tell."""
+def _replaced(text: str, numbers: Collection[str]) -> bool:
+    """Whether what a line has set is another number than all that are there now."""
+    return is_number(text) and all(map(is_number, numbers)) and float(text) not in map(float, numbers)
+
+
+def _regrouped(touches: Iterable[Touch], last: Mapping[str, Collection[str]]) -> list[str]:
+    """The lines that set settings of param groups. last: the last names of those to tell, with the numbers
+    that are there now."""
     return [
         f"{touch.place} sets {key}{which}{f' from {old}' if old else ', which was not there,'} to {new or 'nothing'}"
         for touch in touches
         for which, key, old, new in touch.regrouped
         if key in last
+    ] + [
+        f"{touch.place} sets the learning rate{which} from {old} to {new}"
+        for touch in touches
+        for which, old, new in touch.rated[-1:]
+        if "lr" in last and not _replaced(new, last["lr"])
     ]
 
 

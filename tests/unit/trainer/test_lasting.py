@@ -70,3 +70,16 @@ def test_what_an_object_gives_as_its_state_is_looked_at(tmp_path: Path) -> None:
     (name,) = lasting(found)()
     assert name == "engine.momentum.0"
     assert lasting(found)()[name] is engine.momentum[0]
+
+
+def test_of_many_or_large_tensors_none_is_looked_at(tmp_path: Path) -> None:
+    mine = written(tmp_path, "\ndef step(one):\n    one.add_(1)\n    pass\n")
+    for tensors, looked_at in (
+        ([torch.ones(8)], True),
+        ([torch.ones(1)] * 201, False),
+        ([torch.ones(1 << 18, 2)], False),
+    ):
+        record, held = Ran(), {str(number): one for number, one in enumerate(tensors)}
+        record.lasting.tensors = lambda held=held: held  # type: ignore[misc]
+        data = ran(partial(mine.step, tensors[0]), record)
+        assert any(LASTING in touch.done for touch in touched(data)) is looked_at

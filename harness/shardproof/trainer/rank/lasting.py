@@ -12,8 +12,9 @@ from shardproof.trainer.rank.found import State
 from shardproof.trainer.rank.marks import known, mark_of
 from shardproof.trainer.values.every_mesh import ROLES, of_lasting
 
-MOST = 200
-"""Tensors that are looked at; with more, none is."""
+MOST, MOST_BYTES = 200, 1 << 20
+"""Tensors that are looked at between two lines, and their bytes in all; with more, none is, since parameters and
+gradients come first in the time that an operation has for its lines."""
 
 Tensors = Callable[[], Mapping[str, torch.Tensor]]
 
@@ -44,7 +45,8 @@ class Lasting:
 
     def _seen(self) -> dict[str, object]:
         every = self.tensors()
-        return {name: known(mark_of(one)) for name, one in every.items()} if len(every) <= MOST else {}
+        few = len(every) <= MOST and sum(one.nbytes for one in every.values()) <= MOST_BYTES
+        return {name: known(mark_of(one)) for name, one in every.items()} if few else {}
 
 
 def lasting(state: State) -> Tensors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import torch
 from line_cases import of_step, written
 from shardproof.trainer.lines.caught import caught
 
@@ -41,3 +42,20 @@ def test_the_end_of_an_iterator_is_no_such_case(tmp_path: Path) -> None:
     mine = written(tmp_path, SOURCE)
     assert caught(of_step(partial(mine.step, [1, 2]))) == ""
     assert caught([]) == ""
+
+
+ANEW = """
+from torch.utils.checkpoint import checkpoint
+
+def layer(x, weight):
+    return (x * weight).exp()
+
+def step(x, weight):
+    checkpoint(layer, x, weight, use_reentrant=False).sum().backward()
+    pass
+"""
+
+
+def test_the_end_of_a_forward_that_is_computed_anew_is_no_such_case(tmp_path: Path) -> None:
+    mine = written(tmp_path, ANEW)
+    assert caught(of_step(partial(mine.step, torch.ones(2), torch.ones(2, requires_grad=True)))) == ""

@@ -6,6 +6,8 @@ from __future__ import annotations
 Place = tuple[str, int, str]
 
 _ENDS_A_LOOP = (StopIteration, StopAsyncIteration, GeneratorExit)
+_OF_CONTROL = "torch.utils.checkpoint"
+"""The module whose exceptions end a forward that is computed anew, as soon as all that is needed is there."""
 
 
 class Raised:
@@ -18,7 +20,8 @@ class Raised:
     def met(self, error: tuple[type[BaseException], BaseException, object], place: Place | None) -> None:
         """Keep an exception, the first time that one of the trainer's statements meets it."""
         kind, value, _ = error
-        if place is None or issubclass(kind, _ENDS_A_LOOP) or value is self._now:
+        of_control = issubclass(kind, _ENDS_A_LOOP) or kind.__module__ == _OF_CONTROL
+        if place is None or of_control or value is self._now:
             return
         self._now = value
         self._found.append([place, kind.__name__, None])

@@ -115,9 +115,11 @@ def _lines(judging: Judging, session: Session, op: int) -> list[str]:
 
 
 def _by_line(judging: Judging, op: int) -> list[str]:
-    """Which of the trainer's own statements touch gradients and parameters in a step, on rank 0, in order."""
+    """Which of the trainer's own statements touch gradients, parameters and what lasts beside them in a step, in order,
+    on rank 0."""
     ran = judging.ran.get(op, {}).get(0)
-    lines = [f"{LINE}: {touch.place} {_done(touch)}" for touch in touched(ran)] if ran else []
+    each = [(touch.place, _done(touch)) for touch in touched(ran)] if ran else []
+    lines = [f"{LINE}: {place} {done}" for place, done in each if done]
     more = [f"{LINE}: and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
     return [*lines[:MOST_LINES], *more]
 
@@ -133,11 +135,8 @@ def _done(touch: Touch) -> str:
         elif what == BUFFERS:
             told.append(f"writes the buffer {each[0]}" if len(each) == 1 else f"writes {len(each)} buffers")
         elif what == LASTING:
-            told += (
-                []
-                if WRITTEN in touch.done
-                else [f"writes {each[0]}{f' and {len(each) - 1} more' * (len(each) > 1)}{often}"]
-            )
+            more = f" and {len(each) - 1} more" * (len(each) > 1)
+            told += [] if WRITTEN in touch.done else [f"writes {each[0]}{more}{often}"]
         else:
             one = f"the gradient of {each[0]}" if len(each) == 1 else f"{len(each)} gradients"
             told.append(f"{DOES[what]} {one}{often}")
@@ -145,5 +144,6 @@ def _done(touch: Touch) -> str:
         told[-1] += f", by a factor of {' or '.join(f'{factor:.5g}' for factor in touch.scaled)}"
     told += [f"sets the learning rate{which} from {old} to {new}" for which, old, new in touch.rated[:MOST_RATES]]
     told += [f"{len(touch.rated) - MOST_RATES} more rates"] if len(touch.rated) > MOST_RATES else []
+    told += [f"sets {key}{which} from {old} to {new}" for which, key, old, new in touch.regrouped[:MOST_RATES] if old]
     told += [f"takes part in {reductions_told(touch.reduced)}"] if touch.reduced else []
     return " and ".join(told)

@@ -210,7 +210,7 @@ def reductions_of(data: bytes) -> dict[tuple[str, int], list[int]]:
 
 
 def caught_in(data: bytes) -> list[tuple[Statement, str, Statement]]:
-    """The statements that raised while their operation went on, with the exception's name and what came next."""
+    """Statements that raised an exception which was caught, its name, and the statement that came next."""
     found = list[tuple[Statement, str, Statement]]()
     for raises, error, goes_on in _said(data)["caught"]:
         first, following = (Statement(file, line, text, TOUCHES, ()) for file, line, text in (raises, goes_on))

@@ -195,7 +195,7 @@ def rated_of(data: bytes) -> dict[tuple[str, int], list[str]]:
 
 
 def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]]:
-    """File and line of the statements that write some of these parameters, or of other tensors that last."""
+    """The file and the line of each statement that writes one of these parameters, or tensors that last."""
     wanted = {*names}
     return [
         (file, line)

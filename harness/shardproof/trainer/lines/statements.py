@@ -195,7 +195,7 @@ def rated_of(data: bytes) -> dict[tuple[str, int], list[str]]:
 
 
 def places_that_write(data: bytes, names: Iterable[str]) -> list[tuple[str, int]]:
-    """The file and the line of each statement that writes one of these parameters, or tensors that last."""
+    """Return file and line of the statements that write parameters or lasting tensors of the given names."""
     wanted = {*names}
     return [
         (file, line)

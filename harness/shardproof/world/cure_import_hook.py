@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import linecache
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -35,6 +35,11 @@ def install(file: str) -> None:
     sys.meta_path.insert(0, _Finder(sources))
 
 
+def cured() -> dict[str, str]:
+    """Module → its text, of all modules that are cured in this process, whether they are imported yet or not."""
+    return {name: text for finder in sys.meta_path if isinstance(finder, _Finder) for name, text in finder.texts()}
+
+
 def module_of(path: str) -> str:
     """The module that a file below `site-packages` holds."""
     parts = path.removesuffix(".py").split("/")
@@ -44,6 +49,9 @@ def module_of(path: str) -> str:
 class _Finder(MetaPathFinder):
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
+
+    def texts(self) -> ItemsView[str, str]:
+        return self._sources.items()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

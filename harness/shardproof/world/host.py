@@ -161,6 +161,7 @@ def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:
     shapes.install()
     for entry in warm_up:
         resolve(entry)()
+    shapes.keep_warm_up()
     _forget_meshes()
     gc.collect()
     gc.freeze()

@@ -7,12 +7,13 @@ rank may have it (`shardproof.world.host`). But what a result's shape is depends
 dtypes of whole tensors and on plain arguments; how it is sharded depends on placements and on the size of the mesh
 besides, wherever the arguments may stay as they are; and neither depends on a rank or a value. These answers are what
 is remembered here: rank 0 of a job writes down what was new to it, the server reads it, and ranks that are forked
-later ask nobody.
+later ask nobody. What the server has read it also keeps for the next run (`shardproof.world.shapes_kept`), unless a
+library beside torch says in its place how an operator of torch's is sharded.
 
 What a library does is not changed by it, but two functions of torch are not run again. So there are *cold* ranks, which
 ask torch for everything and compare what it says with what is remembered: those in which a failure has to come again,
 and those of a tenth of the scenarios, another tenth each day. An answer that is not the remembered one ends the rank
-with an error of ours. With `SHARDPROOF_COLD=1` in the environment nothing is remembered.
+with an error of ours, and nothing of it is kept. With `SHARDPROOF_COLD=1` in the environment nothing is remembered.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from shardproof.errors import HarnessError
+from shardproof.world import shapes_kept
 
 COLD = "SHARDPROOF_COLD"
 MOST = 100_000  # answers that are remembered; a nightly of torch-fsdp2 comes to some thousands
@@ -38,6 +40,9 @@ Plain = Any
 
 SHAPES, SHARDINGS = "_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached"
 """Methods of DTensor's that answer."""
+
+TORCHS = "aten."
+"""What the names of torch's own operators begin with; of others a library says how shapes come out."""
 
 ONE_IN = 10
 
@@ -58,12 +63,14 @@ remembered: dict[Plain, Plain] = {}
 @dataclass
 class _State:
     """What is this process' own. installed: torch may be asked by way of this module. cold: see above. new: what torch
-    was asked here. wrong: operators of which torch says something else than what is remembered."""
+    was asked here. wrong: operators of which torch says something else than what is remembered. kept: where answers are
+    kept for the next run; None where they are not."""
 
     installed: bool = False
     cold: bool = False
     new: dict[Plain, Plain] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
+    kept: shapes_kept.Kept | None = None
 
     def hear(self, key: Plain, answer: Plain) -> None:
         """Take down what torch said."""
@@ -91,6 +98,9 @@ def install() -> None:
         _ask_first(propagators, SHARDINGS, _Shardings(propagator))
         # DTensor's own cache, which calls the method that it was made with
         propagator.propagate_op_sharding = _sharding_prop.LocalLRUCache(getattr(propagator, SHARDINGS))
+        if _Shardings.of_torch_alone(propagator):
+            _state.kept = shapes_kept.of_this_torch()
+            remembered.update(_state.kept.read())
 
 
 def _ask_first(kind: Any, name: str, plainly: _Shapes | _Shardings) -> None:
@@ -135,6 +145,8 @@ def end(path: Path | None) -> None:
         HarnessError: something was remembered that torch does not say.
     """
     if _state.wrong:
+        if _state.kept:
+            _state.kept.forget()
         raise HarnessError(f"what was remembered of {', '.join(sorted(_state.wrong))} is not what torch says now")
     if path and _state.new:
         with suppress(OSError):
@@ -145,7 +157,21 @@ def read(path: Path) -> None:
     """Remember the answers that a rank of this server wrote down; nothing of the file is executed."""
     with suppress(OSError, ValueError, EOFError, TypeError):  # of a rank that was killed while it wrote
         if path.stat().st_size <= MOST_BYTES and len(remembered) < MOST:
-            remembered.update(marshal.loads(path.read_bytes()))
+            answers = dict(marshal.loads(path.read_bytes()))
+            _keep({key: answer for key, answer in answers.items() if key not in remembered})
+            remembered.update(answers)
+
+
+def keep_warm_up() -> None:
+    """Keep for later runs what torch was asked in this process, before any rank is forked from it."""
+    _keep(_state.new)
+    _state.new.clear()
+
+
+def _keep(answers: dict[Plain, Plain]) -> None:
+    own = {key: answer for key, answer in answers.items() if key[0].startswith(TORCHS)}
+    if _state.kept and own:
+        _state.kept.add(own)
 
 
 class _Shapes:
@@ -185,6 +211,14 @@ class _Shardings:
 
         seen = tuple(tuple(each.name for each in fields(kind)) for kind in (DTensorSpec, OutputSharding))
         return seen == cls.FIELDS and {*cls.TABLES, "propagate_op_sharding"} <= vars(propagator).keys()
+
+    @classmethod
+    def of_torch_alone(cls, propagator: Any) -> bool:
+        """Whether torch itself says of each of its operators how it is sharded, and no library in its place."""
+        return all(
+            getattr(rule, "__module__", "torch.").startswith("torch.")
+            for name in cls.TABLES for op, rule in getattr(propagator, name).items() if str(op).startswith(TORCHS)
+        )  # fmt: skip
 
     def __init__(self, propagator: Any) -> None:
         self._tables = tuple(getattr(propagator, name) for name in self.TABLES)

@@ -33,6 +33,12 @@ WARM_UP = ["shardproof.systems.torch_fsdp2.rank:warm_up"]
 KEY, ANSWER = ("aten.add.Tensor", ()), ("one", ((2, 3), (3, 1), "torch.float32"))
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known from an earlier run."""
+    monkeypatch.setenv("SHARDPROOF_CACHE", str(tmp_path / "cache"))
+
+
 def test_ranks_that_learn_observe_what_cold_ones_do(tmp_path: Path) -> None:
     jobs = {
         name: Job(replace(SCENARIO, mesh=mesh), 0, tmp_path / name, 120.0, cold=cold)

@@ -6,10 +6,11 @@ its ranks were told, as plain data, in a file below the cache folder, and the se
 
     <cache>/shapes/<digest>.answers
 
-The digest is of everything that could change an answer: the release of Python and of torch, its compiled libraries,
-the files of torch that work out shapes and shardings, and of these the text of those that a cure changes. A file of
-answers is never believed on its own: the cold ranks of each run compare it with torch, and where one answer is another,
-the file is removed.
+The digest is of what could change an answer: the release of Python and of torch, the sizes of its compiled libraries,
+and the text of the files that work out shapes and shardings, as a cure leaves it. It is the same for an installation
+that was made anew, so that a machine of CI that keeps the cache folder has the answers as well. A file of answers is
+never believed on its own: the cold ranks of each run compare it with torch, and where one answer is another, the file
+is removed.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ ASKED = (
     "_ops.py", "_library", "fx/experimental/symbolic_shapes.py",
 )  # fmt: skip
 """Below the folder of torch: what works out shapes and shardings."""
-
-COMPILED = "_C*.so", "lib/libtorch*.so", "lib/libc10.so"
 
 
 class Kept:
@@ -83,16 +82,16 @@ def _digest() -> str:
     import torch
 
     folder = Path(torch.__file__).parent
+    digest = hashlib.sha256(f"{sys.version} {torch.__version__} {torch.version.git_version}".encode())
+    for file in sorted(folder.glob("_C*.so")) + sorted(folder.glob("lib/lib[tc]*.so")):
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
     ours = [Path(__file__), Path(__file__).with_name("shapes.py")]
-    files = [*ours, *(file for pattern in COMPILED for file in folder.glob(pattern)), *_asked_files(folder)]
-    said = [sys.version, torch.__version__, str(torch.version.git_version), str(folder)]
-    for file in sorted(files):
-        found = file.stat()
-        said.append(f"{file} {found.st_size} {found.st_mtime_ns}")
+    for file in [*ours, *sorted(_asked_files(folder))]:
+        digest.update(file.name.encode() + file.read_bytes())
     for module, text in sorted(cure_import_hook.cured().items()):
         if any(module == each or module.startswith(f"{each}.") for each in _ASKED_MODULES):
-            said += [module, text]
-    return hashlib.sha256("\n".join(said).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            digest.update(f"{module} {text}".encode())
+    return digest.hexdigest()[:16]
 
 
 _ASKED_MODULES = tuple(f"torch.{name.removesuffix('.py').replace('/', '.')}" for name in ASKED)

@@ -10,7 +10,7 @@ product runs. So a model needs no more than a few hundred elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import prod
@@ -159,6 +159,16 @@ class ModelSpec:
 
     def param(self, fqn: str) -> NamedParam:
         return self._by_fqn[fqn]
+
+    def of_params(self, names: Sequence[str]) -> ModelSpec:
+        """The model with these parameters alone, of which it must have each, and without modules that have none of
+        them."""
+        wanted = {self.param(name).fqn for name in names}
+        kept = (
+            replace(module, params=tuple(p for p in module.params if f"{module.path}.{p.name}" in wanted))
+            for module in self.modules
+        )
+        return replace(self, modules=tuple(module for module in kept if module.params))
 
     @cached_property
     def _by_fqn(self) -> dict[str, NamedParam]:

@@ -119,12 +119,14 @@ class Focus:
 @dataclass(frozen=True)
 class FailureCase:
     """A failure as a script shows it. ops: the path to it; the last one is the focus' own. whole: with all of the
-    model and of the path, where a script of less does not show it."""
+    model and of the path, where a script of less does not show it. needs: fully qualified names of the parameters that
+    the failure needs, which alone are in the script's model; empty where all are."""
 
     result: Result
     ops: tuple[Op, ...]
     focus: Focus
     whole: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def scenario(self) -> Scenario:
@@ -174,7 +176,9 @@ class FailureCase:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return model_spec(self.scenario.model)
+        """The model, of which a script has the parameters that the failure needs."""
+        found = model_spec(self.scenario.model)
+        return found.of_params(self.needs) if self.needs and not self.whole else found
 
     @property
     def parts(self) -> tuple[tuple[Op, ...], ...]:
@@ -259,11 +263,12 @@ class FailureCase:
         return next((op for op in self.ops if op.index in taken), None)
 
 
-def case_of(result: Result, *, whole: bool = False) -> FailureCase:
+def case_of(result: Result, *, whole: bool = False, needs: tuple[str, ...] = ()) -> FailureCase:
     """The case of a result.
 
     Args:
-        whole: nothing is left out of the model and of the path that the failure may not need.
+        whole: nothing is left out of the model and of the path that the failure may not need. needs: names of the
+            parameters that it needs, as an entry says; empty where it says nothing.
 
     Raises:
         NoExportError: there is no failure, none that came again, or none that a script could compare.
@@ -272,9 +277,9 @@ def case_of(result: Result, *, whole: bool = False) -> FailureCase:
         raise NoExportError.because(result, f"its verdict is {result.verdict.value}", "a scenario that fails")
     ops = expand(result.scenario)
     if is_arms(result.scenario.program):  # whose runs its system chooses
-        return FailureCase(result, ops, Focus(OTHER, ops[result.failed_op.index]), whole)
+        return FailureCase(result, ops, Focus(OTHER, ops[result.failed_op.index]), whole, needs)
     focus = _focus(result, ops)
-    case = FailureCase(result, path_to(ops, focus.op), focus, whole)
+    case = FailureCase(result, path_to(ops, focus.op), focus, whole, needs)
     if not case.weights_alone or case.reads_earlier:
         return case
     return replace(case, ops=tuple(op for op in case.ops if op.kind not in ("step", "overflow")))

@@ -19,6 +19,7 @@ from shardproof.issues.findings import TITLE_CHARACTERS, Finding, section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of, repaired_in
 from shardproof.issues.on_main import OnMain
 from shardproof.laboratory.witness import scenario_of as scenario_of_entry
+from shardproof.models import model_spec
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.system import System
 from shardproof.result import Evidence, Result, describe
@@ -169,6 +170,14 @@ def describe_known_issues(system: System, known: str | None) -> FailureDescripti
         cure=cure, patch=_patch(system, cure), instead=_instead(system, cure),
         repaired=repaired_in(first.fixed or cause.fixed), finding=first, cause=cause,
     )  # fmt: skip
+
+
+def needed_params(scenario: Scenario, known: str | None) -> tuple[str, ...]:
+    """The parameters that a known defect needs in a model, as its entry says; empty where it says nothing, where there
+    are several defects, or where the entry speaks of another model."""
+    found = _findings_of(scenario.system).get(known or "")
+    names = {param.fqn for param in model_spec(scenario.model).params}
+    return found.script_needs if found and names.issuperset(found.script_needs) else ()
 
 
 def require_in_front(scenario: Scenario) -> None:

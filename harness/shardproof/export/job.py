@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardproof.errors import UsageError
 from shardproof.export.case import RAISES, NoExportError, case_of
-from shardproof.export.description import describe_failure, require_in_front
+from shardproof.export.description import describe_failure, needed_params, require_in_front
 from shardproof.export.issue import Written, render_issue
 from shardproof.export.newest import Newest, not_asked
 from shardproof.export.script import SCRIPT, Draft, render
@@ -103,7 +103,7 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
         raise NoExportError.because(
             result, "no script says how ranks with a model, options or release of their own load"
         )
-    case = case_of(result, whole=whole)
+    case = case_of(result, whole=whole, needs=needed_params(result.scenario, known))
     draft: Draft = system.export(case)
     told = describe_failure(case, known, draft.title, draft.what)
     return Written(draft.case or case, draft, told, render(draft, case, told.opening))

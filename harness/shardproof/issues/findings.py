@@ -26,6 +26,7 @@ this module reads (all of them optional):
     promise = "deepspeed/__init__.py, initialize"      # where the library promises what it does not do
     expected = "A step divides by the scale once."     # in an issue: what should come instead, in a sentence
     emulation = "It matters in part: …"                # in an issue: whether it matters what stood in for a GPU
+    script_needs = ["block.proj"]                      # parameters that the failure needs; a script has no others
     on_main = { commit = "d98e8a64dd", … }             # of the main branch, as read: shardproof.issues.on_main
 
 `about` at the head of the file opens the system's page, and each `[[part]]` (`title`, `text`) follows it.
@@ -80,6 +81,7 @@ class Finding:
     expected: str = ""
     emulation: str = ""
     confirmed: str = ""
+    script_needs: tuple[str, ...] = ()
     on_main: OnMain | None = None
 
     @property
@@ -162,6 +164,7 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         novelty=novelty_of(entry),
         regressions=_regressions(system, entry.text("id"), ids),
         behind=entry.texts("behind"),
+        script_needs=entry.texts("script_needs"),
         cure=cure_of(system, entry.text("scenario")),
         releases=dict(_said(entry, "releases", line) for line in entry.texts("releases")),
         unscripted=dict(_said(entry, "unscripted", line) for line in entry.texts("unscripted")),

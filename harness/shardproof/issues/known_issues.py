@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 _TEXTS = ("id", "what", "library_line", "since", "scenario")
 _STORY = (
     "fixed", "severity", "cause", "behind", "releases", "unscripted", "part", "detail", "title", "promise",
-    "expected", "emulation", "on_main",
+    "expected", "emulation", "on_main", "script_needs",
 )  # fmt: skip
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
 """Keys of an entry. Those behind `fixed` are for the reader of docs/findings.md:

@@ -161,8 +161,11 @@ class ModelSpec:
         return self._by_fqn[fqn]
 
     def of_params(self, names: Sequence[str]) -> ModelSpec:
-        """The model with these parameters alone, of which it must have each, and without modules that have none of
-        them."""
+        """Make a model of some parameters alone.
+
+        Args:
+            names: fully qualified names of parameters of this model, which are kept; modules without such go.
+        """
         wanted = {self.param(name).fqn for name in names}
         kept = (
             replace(module, params=tuple(p for p in module.params if f"{module.path}.{p.name}" in wanted))

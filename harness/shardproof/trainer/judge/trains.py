@@ -25,6 +25,7 @@ from shardproof.trainer.lines.caught import caught
 from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
+from shardproof.trainer.lines.unread import over_nothing, unread
 from shardproof.trainer.step.measured import (
     NOTHING,
     evaluates,
@@ -158,6 +159,8 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         judging.explained(lambda: put_back(every)),
         judging.explained(lambda: paired(of_steps[:1])),
         judging.explained(lambda: caught(of_steps)),
+        judging.explained(lambda: over_nothing(of_steps)),
+        judging.explained(lambda: unread(of_steps)),
         next(filter(None, lost), ""),
         _at_rate_zero(judging),
         staircase(states[0]),

@@ -237,6 +237,28 @@ def compounds_of(data: bytes) -> dict[tuple[str, int], tuple[int, bool]]:
     return {(file, line): (end, jumps) for (file, line, _), end, jumps in _said(data).get("compounds", [])}
 
 
+class Useless(NamedTuple):
+    """A statement that may be of no use. name: the local name that it alone assigns to, or empty. readers: lines that
+    read the name, each with the branches that may be taken instead. loop: of a `for`, the first and the last line of
+    its body."""
+
+    file: str
+    line: int
+    text: str
+    name: str
+    readers: Sequence[tuple[int, Sequence[Sequence[int]]]]
+    loop: Sequence[int]
+
+
+def useless_of(data: bytes) -> dict[tuple[str, int], Useless]:
+    """File and line of the statements that ran and may be of no use (`shardproof.trainer.rank.unread`)."""
+    found = dict[tuple[str, int], Useless]()
+    for (file, line, text), made, loop in _said(data).get("useless", []):
+        name, readers = made or ("", [])
+        found[file, line] = Useless(file, line, text, name, readers, loop)
+    return found
+
+
 def flowed(data: bytes) -> list[Flowed]:
     """The gradients that arrived at values, in the order of the backward, behind values where none is looked at."""
     arrived, unknown = _said(data).get("flowed", ([], []))

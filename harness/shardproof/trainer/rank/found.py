@@ -40,7 +40,7 @@ from shardproof.observe.record import Record, whole
 from shardproof.trainer.rank import kinds, random_states
 from shardproof.trainer.rank.item import Item
 from shardproof.trainer.rank.leaves import leaf_records, leaves
-from shardproof.trainer.rank.modules import Modules, clean, topmost
+from shardproof.trainer.rank.modules import Modules, clean, said_of_weights, topmost
 from shardproof.trainer.rank.optimizers import Optimizer, as_one, state_of, taken_by
 from shardproof.trainer.rank.pieces import (
     At,
@@ -233,6 +233,8 @@ class Look:
         for path, module in self.modules.extra:
             name = f"{path}._extra_state" if path and not path.endswith(".") else f"{path}_extra_state"
             self._ask(name, "module", EXTRA_STATE, module, module.get_extra_state)
+        for path, why in said_of_weights({path: met.value for path, met in mets.items()}).items():
+            self._hide(path, "module", why)
         for name, reason in self.modules.unread.items():
             self._hide(name, "module", f"{reason}; leave it out of `state()`, or give there what can be read of it")
         locals_ = [parameter.local for parameter in self.modules.params]

@@ -34,6 +34,11 @@ PLAIN = (torch.Tensor, nn.Parameter)
 
 Paths = list[tuple[str, nn.Module]]
 
+WEIGHTS = "weight", "bias"
+"""Attributes of torch's layers that are parameters."""
+
+MOST_NAMED = 4
+
 
 @dataclass
 class Modules:
@@ -218,6 +223,41 @@ def topmost(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     such as a loss function, are left out."""
     inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
     return {path: module for path, module in modules.items() if id(module) not in inner and _has_state(module)}
+
+
+def weights_beside(module: nn.Module) -> list[str]:
+    """Names of the weights of torch's layers in a module that are plain tensors, and so neither parameters nor buffers:
+    no `state_dict` has them, and `parameters()` does not go over them. Those that torch puts there are left out: what
+    `weight_norm` and its kin work out, and views of FSDP1's flat parameters."""
+    paths = _paths(module)
+    if any(vars(own).get("_handle") is not None for _, own in paths):
+        return []
+    return [
+        _joined(path, name)
+        for path, own in paths if type(own).__module__.startswith("torch.nn.modules.")
+        for name in WEIGHTS
+        if isinstance(vars(own).get(name), torch.Tensor) and not any(p.startswith(f"{name}_") for p in own._parameters)
+    ]  # fmt: skip
+
+
+def said_of_weights(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return a sentence for each module that no other contains and that has weights which are plain tensors.
+
+    Returns:
+        path of such a module → the sentence.
+    """
+    inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
+    found = {path: weights_beside(module) for path, module in modules.items() if id(module) not in inner}
+    return {path: _said_of(names) for path, names in found.items() if names}
+
+
+def _said_of(names: list[str]) -> str:
+    named = f"{', '.join(names[:MOST_NAMED])}{', …' * (len(names) > MOST_NAMED)}"
+    are, them = ("are plain tensors", "them") if len(names) > 1 else ("is a plain tensor", "it")
+    return (
+        f"{named} {are}, and no parameter or buffer: no state_dict has {them}, and a loop over parameters() does not "
+        f"meet {them}"
+    )
 
 
 def _has_state(module: nn.Module) -> bool:

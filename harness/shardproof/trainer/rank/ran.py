@@ -62,6 +62,7 @@ from shardproof.trainer.rank.put_back import PutBack
 from shardproof.trainer.rank.raised import Raised
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
 from shardproof.trainer.rank.statements import Statement, own_statements
+from shardproof.trainer.rank.unread import Made
 from shardproof.trainer.step.measured import Size, factor_between
 
 MOST = 2000
@@ -112,7 +113,8 @@ class Ran:
     which numbers it has multiplied gradients. collectives: place of a statement → which began while it ran, each time:
     their groups, and which of a group's they are. parameters: those to look at. state_calls: is told of calls that ask
     for a state, or give one. outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name.
-    rebuffered: place of a statement → the buffers that it has written, each time.
+    rebuffered: place of a statement → the buffers that it has written, each time. useless: place of a statement → the
+    local name that it makes and who reads it, and of a loop the lines of its body.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Ran:
         self.outlines = dict[str, str]()
         self.flows = Flows(self.outline)
         self.compounds = dict[Place, tuple[int, bool]]()
+        self.useless = dict[Place, tuple[Made | None, tuple[int, int]]]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -194,11 +197,13 @@ class Ran:
         touched = [[place, done_by[place]] for place in sorted(done_by, key=lambda one: number.get(one, 0))]
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         compounds = [[place, *each] for place, each in self.compounds.items()]
-        told = {"places": places, "compounds": compounds, "touched": touched, "reduced": reduced, "scaled": scaled,
+        useless = [[place, *each] for place, each in self.useless.items()]
+        told = {"places": places, "compounds": compounds, "useless": useless,
+                "touched": touched, "reduced": reduced, "scaled": scaled,
                 "back": back, "caught": self.raised.taken(), "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
                 "outlines": self.outlines, **self.groups.taken()}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
-        self.compounds = {}
+        self.compounds, self.useless = {}, {}
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
 
@@ -381,6 +386,8 @@ class _InFrame:
             self.ran.collectives.setdefault(self.place, []).append(set())
             if self.now.end:
                 self.ran.compounds[self.place] = self.now.end, self.now.jumps
+            if self.now.made or self.now.loop[0]:
+                self.ran.useless[self.place] = self.now.made, self.now.loop
             self.read = self._read(self.now.reads, frame)
             self.ran.told.append((self.place, BEGINS + self.goes_on, self.read))
 

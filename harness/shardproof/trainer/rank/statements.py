@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path as FilePath
 
 from shardproof.trainer.rank.lines import OURS, TORCH
+from shardproof.trainer.rank.unread import Made, made_in
 
 Path = ast.Name | ast.Attribute | ast.Subscript
 
@@ -25,7 +26,9 @@ class Statement:
     first line as it stands in the file, without indentation. reads, makes: paths with their texts. may_change: those
     of which a method is called, or elements are assigned to. body: of an `if` or a `while`, the first and the last line
     of what runs where it holds; zeros of all others. end: of a compound one, the last line of all of it; 0 of all
-    others. jumps: whether the body of an `if` ends with a jump, such as a `return`."""
+    others. jumps: whether the body of an `if` ends with a jump, such as a `return`. loop: of a `for`, the first and the
+    last line of its body. made: the one local name that it assigns to, and who reads it, as
+    `shardproof.trainer.rank.unread` tells them; None where it makes something else."""
 
     line: int
     last: int
@@ -36,6 +39,8 @@ class Statement:
     body: tuple[int, int] = (0, 0)
     end: int = 0
     jumps: bool = False
+    loop: tuple[int, int] = (0, 0)
+    made: Made | None = None
 
 
 def statements_of(source: str) -> dict[int, Statement]:
@@ -44,8 +49,9 @@ def statements_of(source: str) -> dict[int, Statement]:
     Raises:
         SyntaxError, ValueError: the source is no Python.
     """
-    lines, found = source.split("\n"), dict[int, Statement]()
-    for node in ast.walk(ast.parse(source)):
+    lines, found, tree = source.split("\n"), dict[int, Statement](), ast.parse(source)
+    made = made_in(tree)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         parts = list(_parts(node))
@@ -57,7 +63,10 @@ def statements_of(source: str) -> dict[int, Statement]:
         text = lines[node.lineno - 1].strip()
         end = (node.end_lineno or 0) if _is_compound(node) else 0
         jumps = isinstance(node, ast.If) and isinstance(node.body[-1], _JUMPS)
-        statement = Statement(node.lineno, last, text, reads, makes, _paths(parts, _called), body, end, jumps)
+        loop = (node.body[0].lineno, node.body[-1].end_lineno or 0) if isinstance(node, ast.For) else (0, 0)
+        statement = Statement(
+            node.lineno, last, text, reads, makes, _paths(parts, _called), body, end, jumps, loop, made.get(node.lineno)
+        )
         found |= dict.fromkeys(range(node.lineno, last + 1), statement)
     return found
 

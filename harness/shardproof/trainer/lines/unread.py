@@ -1,0 +1,86 @@
+"""Notes on what a step works out for nothing: a value that no line reads, and a loop over nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from shardproof.trainer.lines.statements import ENDS, Moment, Statement, Useless, is_cut, unpacked, useless_of
+
+_OF_STATE = re.compile(r"\b(zip|parameters|named_parameters|buffers|named_buffers|modules|children|param_groups)\b")
+"""Words of a loop over parameters and the like, which is seldom meant to go over nothing."""
+
+
+MOST_READERS = 3
+
+
+def unread(moments: Sequence[Moment]) -> str:
+    """A note on the first tensor that every step makes, on the first rank, and that nothing reads, with the last line
+    that makes it; empty where there is none.
+
+    A line that reads it and did not run counts as reading, unless another branch of the same `if` ran instead.
+
+    Args:
+        moments: the steps of a run.
+    """
+    found = _Steps(moments)
+    unused = [use for use in found.every if use.name and found.is_unread(use)]
+    if not unused:
+        return ""
+    last = [use for use in unused if (use.file, use.name) == (unused[0].file, unused[0].name)][-1]
+    lines = [f"{last.file}:{line}" for line, _ in last.readers][:MOST_READERS]
+    reads, are = ("reads", "is") if len(lines) == 1 else ("read", "are")
+    behind = f": {' and '.join(lines)}, which {reads} it, {are} in a branch that no step takes" if lines else ""
+    return f"{found.shown(last)} makes `{last.name}` in every step, and nothing that runs reads it{behind}"
+
+
+def over_nothing(moments: Sequence[Moment]) -> str:
+    """A note on the first loop over parameters or the like, on the first rank, that goes over nothing in every step;
+    empty where there is none.
+
+    Args:
+        moments: the steps of a run.
+    """
+    found = _Steps(moments)
+    for use in found.every:
+        first, last = use.loop
+        if first and _OF_STATE.search(use.text) and not found.ran_between(use.file, first, last):
+            return f"{found.shown(use)} goes over nothing in every step, so that what stands in it never runs"
+    return ""
+
+
+class _Steps:
+    """What the first rank ran in some steps. every: of what may be useless, that which ran in each of them; none where
+    the lines of a step are not all known."""
+
+    def __init__(self, moments: Sequence[Moment]) -> None:
+        packed = [moment.ran[min(moment.ran)] for moment in moments if moment.ran]
+        whole = len(packed) == len(moments) and not any(map(is_cut, packed))
+        self._rows = [unpacked(data) for data in packed] if whole else []
+        self._lines = {(each.file, each.line) for row in self._rows for each in row}
+        of_steps: list[Mapping[tuple[str, int], Useless]] = [useless_of(data) for data in packed] if whole else []
+        first, *others = of_steps or [{}]
+        self.every = [use for place, use in first.items() if all(place in other for other in others)]
+
+    def is_unread(self, use: Useless) -> bool:
+        """Whether a statement makes a tensor whenever it runs, and nothing that runs reads it."""
+        made = [told for row in self._rows for each in row if _is_end_of(each, use)
+                for told in each.values if told.path == use.name]  # fmt: skip
+        tensors = bool(made) and not any(told.is_plain for told in made)
+        return tensors and all(self._is_passed_over(use.file, *reader) for reader in use.readers)
+
+    def _is_passed_over(self, file: str, line: int, instead: Sequence[Sequence[int]]) -> bool:
+        """Whether a line does not run while another branch of an `if` around it does."""
+        ran = (file, line) in self._lines
+        return not ran and any(self.ran_between(file, first, last) for first, last in instead)
+
+    def ran_between(self, file: str, first: int, last: int) -> bool:
+        return any(name == file and first <= line <= last for name, line in self._lines)
+
+    def shown(self, use: Useless) -> str:
+        """Place and text of the statement, as a sentence has them."""
+        return Statement(use.file, use.line, use.text, ENDS, ()).shown()
+
+
+def _is_end_of(statement: Statement, use: Useless) -> bool:
+    return statement.kind == ENDS and (statement.file, statement.line) == (use.file, use.line)

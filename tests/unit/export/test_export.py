@@ -10,15 +10,16 @@ import pytest
 from shardproof.diff import Difference
 from shardproof.export import job
 from shardproof.export.case import NoExportError, case_of, path_to
-from shardproof.export.description import require_in_front
+from shardproof.export.description import needed_params, require_in_front
 from shardproof.export.job import Exported, written
 from shardproof.export.script import SCRIPT, without_unused
 from shardproof.export.trial import ScriptOutcome, cured_copy, run
 from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import repaired_in
 from shardproof.observe.logical import Key
 from shardproof.program import expand
-from shardproof.protocol.registry import system_named
+from shardproof.protocol.registry import all_systems, system_named
 from shardproof.result import FailedOp, Failure, Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
@@ -88,6 +89,26 @@ def test_weights_that_go_through_a_checkpoint_need_their_own_module_alone() -> N
     assert [m.path for m in short.modules] == ["up"]
     assert [op.kind for op in whole.ops] == ["build", "step", "step", "save", "build", "load"]
     assert len(whole.modules) > 1
+
+
+def test_a_script_has_the_parameters_alone_that_its_entry_names() -> None:
+    result = mismatch(RESUME, 8, role="param")
+    wanted = ("up.weight",)
+    assert [m.path for m in case_of(result, needs=wanted).modules] == ["up"]
+    assert [p.fqn for p in case_of(result, needs=wanted).spec.params] == ["up.weight"]
+    assert len(case_of(result, needs=wanted, whole=True).spec.params) == len(case_of(result).spec.params) > 1
+
+
+def test_an_entry_names_parameters_of_its_own_scenarios_model_alone() -> None:
+    named = 0
+    for system in all_systems():
+        for finding in section_of(system).findings:
+            if finding.script_needs:
+                named += 1
+                scenario = scenario_of(system, finding.regressions[0])
+                assert needed_params(scenario, finding.id) == finding.script_needs
+                assert needed_params(scenario, f"{finding.id}+another") == ()
+    assert named >= 3
 
 
 def test_a_case_on_one_rank_has_no_other_mesh() -> None:

@@ -130,12 +130,14 @@ def groups_call(case: FailureCase, name_of: Callable[[FailureCase, str], str]) -
     found = []
     for index, group in enumerate(spec.groups):
         names = [name_of(case, p.fqn) for p in spec.unique_params if p.spec.group == index]
+        if not names:  # of what the failure does not need
+            continue
         own = {"lr": ask.lr * group.lr_scale} if group.lr_scale != 1 else {}
         own |= {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
         told = "".join(f', "{name}": {value!r}' for name, value in own.items())
         params = ", ".join(f"model.{name}" for name in names)
         found.append(f'{{"params": [{params}]{told}}}')
-    return f"[{', '.join(found)}]"
+    return f"[{', '.join(found)}]" if len(found) > 1 or told else "model.parameters()"
 
 
 def start(case: FailureCase, backend: str) -> str:

@@ -131,7 +131,11 @@ def _require(case: FailureCase) -> None:
 
 def _named(case: FailureCase) -> list[str]:
     """The modules of the model, without those that the failure is not about."""
-    paths = list(LAYERS[case.scenario.model] if is_layers(case.scenario.model) else _blocks(case))
+    needed = tuple(param.fqn for param in case.spec.params)
+    layers = LAYERS[case.scenario.model] if is_layers(case.scenario.model) else _blocks(case)
+    paths = (
+        [path for path in layers if any(name.startswith(f"{path}.") for name in needed)] if case.needs else [*layers]
+    )
     message = case.result.error.message if case.focus.kind == RAISES and case.result.error else ""
     about = [path for path in paths if case.focus.fqn.startswith(f"{path}.") or f".{path}." in message]
     return about or paths

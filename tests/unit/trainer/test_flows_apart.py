@@ -110,3 +110,24 @@ def changes(weight):
     assert watched.grad is not None
     assert alone.grad is not None
     assert torch.equal(watched.grad, alone.grad)
+
+
+SUMS_TO_ZERO = """
+def step(weight, rows, parts):
+    for part in rows.chunk(parts):
+        scores = (part @ weight).view(-1, 2, 3)
+        found = part * weight.sum()
+        loss = torch.logsumexp(scores, -1).sum() - scores[..., 0].sum() + found.sum()
+        (loss / parts).backward()
+"""
+
+
+def test_what_is_zero_but_for_rounding_is_not_told(tmp_path: Path) -> None:
+    """The gradient of a softmax, of which an outline has sums over the classes."""
+    mine = written(tmp_path, SUMS_TO_ZERO)
+    ways = []
+    for parts in (1, 3):
+        weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+        ways.append({0: ran(partial(mine.step, weight, rows, parts))})
+    assert flow_apart(ways[0], ways[1], ("with parts=1", "with parts=3"), CLOSE) == ""

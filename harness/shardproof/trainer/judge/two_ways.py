@@ -21,7 +21,7 @@ from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.judge.lines_of_cell import lines_of, lines_of_build, lines_of_some
 from shardproof.trainer.judge.portrait import side_by_side
 from shardproof.trainer.judge.whose_data import data_repeat
-from shardproof.trainer.lines.lines_of_ranks import changed_between, drawn_by_ranks
+from shardproof.trainer.lines.lines_of_ranks import changed_between, drawn_by_ranks, makers_of_gradients
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.step.backward_apart import (
     averaged_apart,
@@ -300,8 +300,9 @@ def _backward(
     one, other = (without_names(judging.measured.get(op, {}), reshaped) for op in ops)
     counts = counts_of(other, judging.model_calls.get(ops[1], {}))
     calls = [judging.model_calls.get(op, {}) for op in ops]
+    lengths = backward_apart(one, other, names, counts, near, reshaped=len(reshaped), common=common)
     told = (
-        backward_apart(one, other, names, counts, near, reshaped=len(reshaped), common=common),
+        f"{lengths}{makers_of_gradients(judging.ran.get(ops[1], {}))}" if lengths else "",
         averaged_apart(one, other, calls, near),
     )
     return " ".join(filter(None, told))

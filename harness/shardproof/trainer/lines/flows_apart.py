@@ -86,6 +86,7 @@ def _first(
     """The first value at which a gradient does not arrive alike, if all of the second way are so many times as large;
     None where no gradient shows that they are."""
     alike: _Site | None = None
+    least = NOISE * max(map(_largest, ways[0].values()), default=0.0)
     for site, values in ways[0].items():
         its = ways[1].get(site)
         if its is None:
@@ -95,7 +96,7 @@ def _first(
         same = held(values, _scaled(its, 1 / factor), near)
         if same and any(each.shape for each in values.outlines):
             alike = site
-        elif same is False:
+        elif same is False and max(_largest(values), _largest(its)) > least:
             return _Apart(site, alike, _how(values, its, names, factor)) if alike else None
     last: _Site | None = None
     for site in ways[1] if alike else ():
@@ -104,6 +105,15 @@ def _first(
         elif last and site in made[0]:
             return _Apart(site, last, f"none arrives {names[0]}")
     return _Apart(alike, alike, "") if alike else None
+
+
+NOISE = 1e-5
+"""The share of the largest number of any gradient, up to which numbers of another one are rounding: the outline of a
+tensor with three dims has sums over the third, and those of a softmax's gradient are zero but for that."""
+
+
+def _largest(values: Values) -> float:
+    return max((float(np.abs(each.numbers).max(initial=0.0)) for each in values.outlines), default=0.0)
 
 
 def _told(found: _Apart, ways: tuple[Mapping[_Site, Values], ...]) -> str:

@@ -249,6 +249,13 @@ def _few(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_PLACES])}{more}"
 
 
+def makers_of_gradients(ran: OfRanks) -> str:
+    """A sentence on the lines that make gradients on the first rank, with a space in front; empty where there are none,
+    or more than a few."""
+    found = [touch.place for touch in touched(ran[min(ran)]) if MADE in touch.done] if ran else []
+    return f" What makes gradients there: {'; '.join(found)}." if 0 < len(found) <= MOST_PLACES else ""
+
+
 def changed_between(ran: Sequence[bytes | None], names: tuple[str, str]) -> str:
     """A sentence on lines that change gradients between the backwards of a step, where one way has such and the other
     has not, as a clip in a loop over micro-batches; empty where none does.

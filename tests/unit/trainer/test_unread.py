@@ -77,6 +77,11 @@ def test_branches_that_may_be_taken_instead_are_those_of_all_ifs_around() -> Non
     assert made_in(tree)[2].readers == ((5, ((7, 7),)),)
 
 
+def test_what_stands_behind_an_early_return_is_a_branch_too() -> None:
+    tree = ast.parse("def f(x, a):\n    y = x\n    if a:\n        return x\n    z = 1\n    return y + z\n")
+    assert made_in(tree)[2].readers == ((6, ((4, 4),)),)
+
+
 LOOP = """
 def step(actor, target):
     for p, t in zip(actor.parameters(), target.parameters()):

@@ -100,7 +100,7 @@ def _statements(
     body: list[ast.stmt], instead: tuple[tuple[int, int], ...]
 ) -> Iterator[tuple[ast.stmt, tuple[tuple[int, int], ...]]]:
     """Every statement of a body, and inside its compound ones, each with the branches that may be taken instead of its
-    own; functions inside are not entered."""
+    own: also of an `if` in front of it that ends with a jump, such as a `return`. Functions inside are not entered."""
     for node in body:
         yield node, instead
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -108,11 +108,16 @@ def _statements(
         if isinstance(node, ast.If):
             for own, other in ((node.body, node.orelse), (node.orelse, node.body)):
                 yield from _statements(own, (*instead, *([_range(other)] if other else [])))
+            instead = (*instead, *(_range(own) for own in (node.body, node.orelse) if own and _jumps(own)))
             continue
         for inner in ("body", "orelse", "finalbody"):
             yield from _statements(getattr(node, inner, []), instead)
         for handler in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
             yield from _statements(handler.body, instead)
+
+
+def _jumps(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
 
 
 def _range(body: list[ast.stmt]) -> tuple[int, int]:

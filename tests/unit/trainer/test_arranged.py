@@ -42,3 +42,14 @@ def said(one: np.ndarray, other: np.ndarray) -> str:
 )
 def test_what_is_at_other_places_is_said(one: np.ndarray, other: np.ndarray, what: str) -> None:
     assert said(one, other) == (f"tokens {what}" if what else "")
+
+
+def test_two_values_at_other_places_are_chance() -> None:
+    """As of weights of a norm after Adam's first step, which are 1 and a learning rate more or less."""
+    weights = np.array([0.997, 1.003, 0.9970001, 1.0030001, 1.0029999, 0.9969999, 0.9970002, 1.0030002], np.float32)
+    rows = {
+        way: {("state", "tokens"): Value("fp32", each.shape, each.tobytes())}
+        for way, each in zip(WAYS, (weights, weights[::-1].copy()), strict=True)
+    }
+    sides = [{Key(0, "live", "state", "tokens"): each["state", "tokens"]} for each in rows.values()]
+    assert arranged(diff(*sides), *rows.values(), WAYS) == ""

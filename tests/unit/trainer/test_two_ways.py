@@ -112,7 +112,10 @@ def test_a_way_that_puts_back_an_older_state_is_told(folder: Path, back: int, *,
 
 def test_what_only_one_of_two_ways_has_is_no_fault_of_either(folder: Path) -> None:
     _, sentence, _ = alike(folder, "rounding", only("alike way", "step", PARAM, gone, 2))
-    assert "param of w is there with way=b, and not with way=a. Which of the two is right, this arm cannot" in sentence
+    assert (
+        "param of w is there with way=b, and not with way=a. If it has another name there, as in a wrapper of your "
+        "own, give what both have in common under common names in `state()`. Which of the two is right, this arm cannot"
+    ) in sentence
 
 
 def test_what_only_one_way_has_hides_no_value_that_differs_later(folder: Path) -> None:

@@ -52,15 +52,16 @@ def backward_apart(
     )  # fmt: skip
     if common and factor is None:
         return ""
+    every = len(left) == len({name for way in (one, other) for step in way.values() for name in step.gradients})
     if len(apart) == len(left):
-        every = len(left) == len({name for way in (one, other) for step in way.values() for name in step.gradients})
         several = f"the {len(left)} gradients" if len(left) > 1 else f"the gradient of {apart[0]}, the only one"
         which = "every gradient" if every and not reshaped else f"{several} that can be held side by side,"
         return f"The backward leaves {which} with {names[1]} {times}."
     which = ", ".join(apart[:MOST_TOLD]) + (f" and {len(apart) - MOST_TOLD} more" if len(apart) > MOST_TOLD else "")
     return (
         f"The backward leaves with {names[1]} the gradients of {len(apart)} of {len(left)} parameters {times}: "
-        f"{which}. Those of all others are as long in both ways, up to a thousandth."
+        f"{which}. Those of all others{' that both ways have' * (not every)} are as long in both ways, up to a "
+        "thousandth."
     )
 
 

@@ -43,7 +43,11 @@ def _of_values(one: Value, other: Value, ways: tuple[str, str]) -> str:
         return ""
     if len(one.shape) > 1 and (told := _told(*_rows(one, other), "rows", ways)):
         return told
-    return _told(as_numbers(one), as_numbers(other), "elements", ways)
+    numbers = as_numbers(other)
+    coarse = numbers.astype(np.float16) if numbers.dtype.kind == "f" else numbers
+    if distinct(coarse) < DISTINCT:  # such as a first step's plus and minus the learning rate, whose places are chance
+        return ""
+    return _told(as_numbers(one), numbers, "elements", ways)
 
 
 def _rows(one: Value, other: Value) -> tuple[Numbered, Numbered]:

@@ -302,6 +302,12 @@ def begin_apart(found: Sequence[Difference], first: str, own: str) -> str:
     )
 
 
+RENAMED = (
+    " If it has another name there, as in a wrapper of your own, give what both have in common under common names in "
+    "`state()`."
+)
+
+
 BEFORE_WEIGHTS = " Look at what draws random numbers before the weights are made, and at what changes them then."
 
 
@@ -309,7 +315,8 @@ def _of_each(one: Difference, first: str, own: str) -> str:
     """What the first value that differs is on either side."""
     if one.kind in ("missing", "extra"):
         there, absent = (first, own) if one.kind == "missing" else (own, first)
-        return f"{_value(one)} is there with {there}, and not with {absent}."
+        renamed = RENAMED if one.key.role == OF_MODULES[0] else ""
+        return f"{_value(one)} is there with {there}, and not with {absent}.{renamed}"
     if one.kind != "bits":
         return f"With {own}, {first_of([one])}"
     sides = f"{shown(one.expected_first)} with {first} and {shown(one.observed_first)} with {own}"

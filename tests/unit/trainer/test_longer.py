@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from report_samples import RUN
 from shardproof.cli.main import entry
+from shardproof.observe.logical import Value
+from shardproof.program import Op
 from shardproof.protocol import registry
 from shardproof.report.model import Report
 from shardproof.request import Outcome, Request
 from shardproof.result import ArmResult, FailedOp, Result
-from shardproof.scenario import Scenario
+from shardproof.scenario import Mesh, Scenario
 from shardproof.trainer.described import Described
+from shardproof.trainer.judge.judging import Judging
 from shardproof.trainer.judge.longer import cut_short, longer, longer_program
+from shardproof.trainer.judge.trains import _rate_lost
 from shardproof.trainer.values.notes import schedule_goes_on, schedule_stands_still
 from shardproof.verdict import Verdict
 from simulated import LR, Simulation
@@ -161,3 +166,20 @@ def test_the_command_runs_longer_and_leaves_out_what_comes_to_its_end(
     else:
         assert (status, len(programs), left_out in told) == (1, 2, False)
         assert "MISMATCH  alike chunks: Apart." in told
+
+
+@pytest.mark.parametrize(
+    ("used", "told"),
+    [
+        (["0.1", "0.1", "0.1", "0.1"], "step 2 begins with a learning rate of 0.01 and steps with 0.1"),
+        (["0.1", "0.1", "0.01", "0.1"], ""),
+        (["0.5", "0.5", "0.5", "0.5"], ""),  # every step sets its rate itself
+    ],
+)
+def test_a_rate_that_is_set_before_a_step_and_not_used_is_told(used: list[str], told: str) -> None:
+    begun = ["0.1", "0.1", "0.01", "0.1"]
+    steps = [Op(n + 1, "step", "", 0, Mesh(), n, 0, 0, -1) for n in range(4)]
+    rates = [{("setting", "group0.lr"): Value("utf8", (len(rate),), rate.encode())} for rate in begun]
+    judging = cast(Judging, SimpleNamespace(whole=SimpleNamespace(ops=steps), at=lambda index: rates[index]))
+    assert _rate_lost(judging, used).startswith(told)
+    assert bool(_rate_lost(judging, used)) == bool(told)

@@ -31,6 +31,7 @@ from shardproof.trainer.step.measured import (
     evaluates,
     mixed,
     rates_at,
+    rates_told,
     same_rows,
     scaled_apart,
     stale,
@@ -63,6 +64,7 @@ from shardproof.trainer.values.notes import (
     nothing_trains,
     nothing_trains_later,
     own_tensors_move,
+    rate_put_back,
     schedule_goes_on,
     schedule_runs_on,
     schedule_stands_still,
@@ -225,6 +227,8 @@ def _schedule(judging: Judging, last: At) -> str:
     program if there is one to try; empty of a rate that stays and has no schedule."""
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
     seen = [rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps]
+    if lost := _rate_lost(judging, seen):
+        return lost
     rates = {rate for rate in seen if rate}
     every = [{*rate.split(" and ")} for rate in rates]
     program = longer_program(judging.trainer) if judging.scenario.program == ARMS else ""
@@ -232,6 +236,24 @@ def _schedule(judging: Judging, last: At) -> str:
         return schedule_goes_on(len(steps), program) if program else ""
     scheduled = any(role == SCHEDULER and name.endswith(".last_epoch") for role, name in last)
     return schedule_stands_still(max(rates, key=len), len(steps), program) if scheduled and rates else ""
+
+
+def _rate_lost(judging: Judging, used: Sequence[str]) -> str:
+    """A note on the first step that does not step with the rates with which it begins, where most of the others do.
+
+    Args:
+        used: the rates of each step of the run.
+    """
+    steps = [op for op in judging.whole.ops if op.kind == "step"]
+    begun = [rates_told(judging.at(op.index - 1)) for op in steps]
+    apart = [at for at, (one, other) in enumerate(zip(begun, used, strict=True)) if one and other and one != other]
+    if not apart or len(apart) * MOST_LOST > len(steps):
+        return ""
+    return rate_put_back(steps[apart[0]].iteration, begun[apart[0]], used[apart[0]])
+
+
+MOST_LOST = 3
+"""One in how many steps may lose a rate that was set before it; where more do, they set it themselves."""
 
 
 def _at_rate_zero(judging: Judging) -> str:

@@ -261,6 +261,19 @@ def schedule_stands_still(rates: str, steps: int, program: str = "") -> str:
     )
 
 
+def rate_put_back(step: int, set_to: str, used: str) -> str:
+    """A note on a step that begins with another learning rate than its optimizer steps with.
+
+    Args:
+        set_to, used: the rates that were set before the step, and those that it steps with, as texts.
+    """
+    return (
+        f"step {step} begins with a learning rate of {set_to} and steps with {used}, where others step with what they "
+        "begin with: what the step before has set, as a schedule does, is lost there, as where an optimizer or a "
+        "schedule is made anew"
+    )
+
+
 def schedule_goes_on(steps: int, program: str) -> str:
     """A note on a learning rate that moves, and that may do something else later. program: with more steps."""
     return (

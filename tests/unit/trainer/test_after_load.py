@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from shardproof.diff import Difference
 from shardproof.observe.logical import Key, Value
+from shardproof.trainer.data.given import UNKNOWN
 from shardproof.trainer.judge.after_load import Loaded, of_resumed, of_used
 from shardproof.trainer.values.every_mesh import Name, Values
 
@@ -123,3 +124,29 @@ def test_moments_that_are_all_zeros_are_an_optimizer_that_starts_again() -> None
     )
     one = moments(0.5) | {("exp_avg", "w"): moments(0)["exp_avg", "w"]}
     assert "starts again" not in said(one), "one parameter's alone"
+
+
+@pytest.mark.parametrize(
+    ("data", "first"),
+    [
+        (f"The data differ: in step 2 the model was given what it was given in no step of the run{UNKNOWN}", True),
+        ("The data differ: in step 2 the model was given what it was given in step 0 of the uninterrupted run.", False),
+    ],
+)  # fmt: skip
+def test_random_states_that_a_load_leaves_alone_are_told_with_the_data_that_are_drawn(data: str, first: bool) -> None:
+    name = ("rng", "rank0.torch")
+    saved, fresh = (
+        {name: Value("int64", (4,), np.array(row, "<i8").tobytes())} for row in ([0, 4, 0, 0], [1, 0, 0, 0])
+    )
+    random = [Difference(Key(7, "live", *name), "bits", total=4)]
+    found = [Difference(Key(8, "live", *PARAM), "bits", total=2, expected_first="0.75", observed_first="0.5")]
+    lost = "Random numbers are drawn from the state of a fresh process: `load` does not restore rng of rank0.torch"
+    loaded = Loaded(saved, fresh, fresh, begun=1)
+    text = of_resumed(found, loaded, after_load=False, data=data, step=2, random=random)
+    assert text.startswith(lost if first else "After step 2 of the resumed run param of w differs")
+    assert lost in text
+    assert "from the seed 1 that this run was begun with" in text
+    assert UNKNOWN not in text
+    assert "After the load all that is compared is equal" not in text
+    used = of_used(found, fresh, saved, fresh, data, random)
+    assert "left with something of its own: rng of rank0.torch differs after the load" in used

@@ -12,7 +12,8 @@ from shardproof.trainer.step.backward_apart import (
     some_come_out_alike,
     without_names,
 )
-from shardproof.trainer.step.measured import Call, Gradient, OfStep
+from shardproof.trainer.step.measured import Gradient, OfStep
+from shardproof.trainer.step.model_calls import Call
 
 WAYS = "split=no", "split=yes"
 

@@ -15,21 +15,17 @@ from shardproof.trainer.rank.measured import Measured
 from shardproof.trainer.rank.pieces import whole_tensor
 from shardproof.trainer.step.collectives import Seen
 from shardproof.trainer.step.measured import (
-    Call,
     Gradient,
     OfStep,
-    evaluates,
     measured_by_op,
     mixed,
-    model_calls_by_op,
     portrait,
     rates_at,
     rates_told,
-    same_rows,
     scaled_apart,
     stale,
-    weighed_by_call,
 )
+from shardproof.trainer.step.model_calls import Call, evaluates, model_calls_by_op, same_rows, weighed_by_call
 from torch import nn
 
 
@@ -95,6 +91,15 @@ def test_targets_that_weigh_more_on_one_rank_are_told() -> None:
 def test_nothing_is_told_of_targets_that_weigh_alike_or_each_by_itself(weights: list[tuple[float, ...]]) -> None:
     calls = {rank: [Call((), each, False)] for rank, each in enumerate(weights)}
     assert weighed_by_call(calls, 0) == ""
+
+
+def test_calls_of_several_updates_are_no_parts_of_one_mean() -> None:
+    calls = {0: [Call((), (0.5, 0.5), False), Call((), (1.0,), False)]}
+    seen = OfStep(2, {"SGD": 2}, {}, (), events=("backward", "SGD", "backward", "SGD"))
+    assert (seen.updates, step().updates) == (2, 0)
+    assert "loss: a cross-entropy, which weighs in all the 3 targets of rank 0 by 2; a mean in each of the 2 " in str(
+        portrait({0: seen}, calls, {}, {}, [])
+    )
 
 
 def test_ranks_with_the_same_samples_and_models_that_evaluate_are_told() -> None:

@@ -33,3 +33,7 @@ def test_of_others_nothing_is_said(own: list[int]) -> None:
 
 def test_numbers_that_come_twice_have_no_place() -> None:
     assert cut_elsewhere([*range(33, 42)], 2, STEPS | {3: STEPS[1]}) == ""
+
+
+def test_windows_of_one_text_that_overlap_by_chance_are_not_told_as_moved() -> None:
+    assert cut_elsewhere([*range(33, 40), *range(70, 85)], 2, STEPS) == ""

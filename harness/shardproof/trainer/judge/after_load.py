@@ -22,10 +22,12 @@ from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Value
 from shardproof.result import Failure
 from shardproof.trainer.arms import Session
+from shardproof.trainer.data.given import UNKNOWN
 from shardproof.trainer.judge.unsteady import is_garbage, largest
 from shardproof.trainer.values.every_mesh import BESIDE, STATE, Name, Values
 from shardproof.trainer.values.exchanged import exchanged
 from shardproof.trainer.values.rounding import FLOATS
+from shardproof.trainer.values.streams import of_streams
 from shardproof.trainer.values.wording import called, differ, first_in_a_step, first_of, is_raised, listed
 
 AGAIN = "The learning-rate schedule starts again from the beginning"
@@ -66,6 +68,7 @@ class Loaded:
     * saved: what should be there. before, after: what the trainer holds right before the load and right after it.
     * earlier: what the run that saved held before the save, the latest moment first, with words for the moment.
     * free: what may be anything right after a load. later: what the run held after each step behind the save.
+    * begun: the seed that the process which loads was begun with; -1 of none.
     """
 
     saved: Values
@@ -74,6 +77,7 @@ class Loaded:
     earlier: Sequence[tuple[str, Values]] = ()
     free: Collection[Name] = field(default_factory=set)
     later: Sequence[tuple[str, Values]] = ()
+    begun: int = -1
 
     def left_alone(self, found: Sequence[Difference]) -> bool:
         """Whether all of these values, or their absence, are what they were before the load."""
@@ -103,7 +107,7 @@ class Loaded:
 
 def of_resumed(
     found: Sequence[Difference], loaded: Loaded, *, after_load: bool, disagreed: Collection[Name] = (), data: str = "",
-    step: int = -1,
+    step: int = -1, random: Sequence[Difference] = (),
 ) -> str:  # fmt: skip
     """What a resumed run has lost.
 
@@ -111,6 +115,7 @@ def of_resumed(
         after_load: whether it differs right after the load already. disagreed: what ranks that should have
             the same do not have alike then, so that it was compared as one rank has it. data: which other data the
             step was given, as a sentence (`shardproof.trainer.data.given`). step: the number of the step; -1 of none.
+            random: the random states that differ right after the load, where later data are told first.
     """
     if not found:
         return ""
@@ -124,7 +129,15 @@ def of_resumed(
     if not after_load:
         unseen = not loaded.after  # a trainer with fit is observed after steps alone
         equal = "After the load all that is compared is equal, but after a step"
-        when = f"After {'a step' if step < 0 else f'step {step}'} of the resumed run" if unseen else equal
+        when = f"After {'a step' if step < 0 else f'step {step}'} of the resumed run" if unseen or random else equal
+        if random:
+            when = f"{when} {differ(found)} from the run that went on without a break."
+            unrestored = _not_restored(random, loaded)
+            return (
+                f"{unrestored} {when} {data.replace(UNKNOWN, '.')}"
+                if UNKNOWN in data
+                else f"{when} {data} {unrestored}"
+            )
         return f"{when} {differ(found)} from the run that went on without a break. {data or first_in_a_step(found)}"
     found = sorted(found, key=lambda one: one.key.role != "param")
     if loaded.restores_nothing(found):
@@ -143,6 +156,26 @@ def of_resumed(
     if others:
         told.insert(0 if others[0].key.role == "param" else len(told), _wrong(others, loaded))
     return " ".join(told)
+
+
+def _not_restored(random: Sequence[Difference], loaded: Loaded) -> str:
+    """That random states are not what they were at the save, before a step is given other data."""
+    names = _of_generators(random)
+    lost = f"`load` does not restore {names}; what is there is a fresh trainer's"
+    lost = lost if loaded.left_alone(random) else f"right after the load {names} {_differ(random)} already"
+    where = of_streams(random, loaded.saved, loaded.after, loaded.begun)
+    drawn = f"What is drawn from {'it' if len(random) == 1 else 'them'}, such as an order of samples, is another one."
+    return " ".join(filter(None, (f"{STARTS_AGAIN['rng']}: {lost}.", where, drawn)))
+
+
+def _of_generators(random: Sequence[Difference]) -> str:
+    names = sorted({one.key.fqn for one in random})
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"rng of {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def _differ(found: Sequence[Difference]) -> str:
+    return "differs" if len(_names(found)) == 1 else "differ"
 
 
 def _emptied(names: Collection[Name]) -> str:
@@ -183,8 +216,7 @@ def _wrong(found: Sequence[Difference], loaded: Loaded) -> str:
     if not few and (moment := loaded.moment_of(found, loaded.earlier)):
         older = f"`load` gives an older state: {_in_order(found)} {be} what the run had {moment}, before the save."
         return f"{older} {first_of(found)}"
-    differs = "differs" if len(_names(found)) == 1 else "differ"
-    what = f"Right after the load {_in_order(found)} {differs} from the run that went on without a break."
+    what = f"Right after the load {_in_order(found)} {_differ(found)} from the run that went on without a break."
     groups = exchanged(found, loaded.saved, loaded.after)
     what = f"{what} {groups}" if groups else what
     unwritten = any(is_unwritten(loaded.saved.get(name), loaded.after.get(name)) for name in _names(found))
@@ -202,15 +234,24 @@ def is_unwritten(expected: Value | None, observed: Value | None) -> bool:
     return bool(tiny[1] and not tiny[0])
 
 
-def of_used(found: Sequence[Difference], had: Values, saved: Values, after: Values, data: str = "") -> str:
+def of_used(
+    found: Sequence[Difference], had: Values, saved: Values, after: Values, data: str = "",
+    random: Sequence[Difference] = (),
+) -> str:  # fmt: skip
     """What a load into a trainer that has stepped leaves behind.
 
     Args:
         had, after: what it held right before the load and right after it. saved: what a fresh trainer has loaded.
-        data: as for `of_resumed`.
+        data, random: as for `of_resumed`.
     """
     if not found:
         return ""
+    if random:
+        return (
+            f"A trainer that has stepped before it loads is left with something of its own: {_of_generators(random)} "
+            f"{_differ(random)} after the load, and what is drawn, such as an order of samples, is another one. So "
+            f"{differ(found)} from a fresh one that loads. {data.replace(UNKNOWN, '.')}"
+        )
     told = (
         f"A trainer that has stepped before it loads is left with something of its own: {differ(found)} from a "
         f"fresh one that loads. {data or first_in_a_step(found, 'in the fresh one')}"

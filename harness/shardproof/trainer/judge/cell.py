@@ -59,7 +59,7 @@ from shardproof.trainer.data.epochs import first_epoch_alone
 from shardproof.trainer.judge.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
 from shardproof.trainer.judge.altered import altered
 from shardproof.trainer.judge.at_the_end import end_not_seen, with_the_end
-from shardproof.trainer.judge.harmless import beside_random_states, harmless
+from shardproof.trainer.judge.harmless import beside_random_states, harmless, random_before
 from shardproof.trainer.judge.judging import Judging, step_of
 from shardproof.trainer.judge.line_by_line import line_by_line
 from shardproof.trainer.judge.other_mesh import on_another_mesh
@@ -289,16 +289,18 @@ class Judge(Judging):
         if load >= 0:
             found = self.compare(self.at(self.saved), self.at(load), load, self._free_at_load | left)
         found = found or self.steps_differ(resumed, self.whole, self.idle | left, rounds=True)
-        found, more = beside_random_states(self, resumed, self.whole, found, self.idle | left)
+        at_first = found
+        found, more = beside_random_states(self, resumed, self.whole, at_first, self.idle | left)
         at_load = any(one.key.op == load for one in found)
         around = Loaded(self.at(self.saved), self.at(load - 1), self.at(load), self._earlier, self._free_at_load,
                         [(f"after {wording.at(op)}", self.at(op.index)) for op in self.whole.ops
-                         if op.kind == "step" and op.index > self.saved])  # fmt: skip
+                         if op.kind == "step" and op.index > self.saved],
+                        arms.seed_of(self.scenario, resumed.ops[0]))  # fmt: skip
         disagreed = {problem.key[2:] for problem in self.problems if problem.key.op == load >= 0}
         data = data_of(self, resumed, found)
-        step = step_of(resumed, found)
+        step, random = step_of(resumed, found), random_before(at_first, found, data)
         sentence = of_resumed(found, around, after_load=at_load, disagreed=disagreed, data=data,
-                              step=step.iteration if step else -1)  # fmt: skip
+                              step=step.iteration if step else -1, random=random)  # fmt: skip
         if at_load and around.left_alone(found):
             sentence = with_rates(sentence, self, resumed, found)
             sentence = f"{sentence}{'' if never_looked(self, resumed) else self._under_other_names(found)}"
@@ -313,7 +315,8 @@ class Judge(Judging):
         notes += [not_loaded(self.transient)] if self.transient and load >= 0 else []
         saves = self.named(CUT) or self.whole
         waits = "" if at_load or not found else waiting_at(self, saves, self.saved)
-        lines = line_by_line(self, resumed, self.whole, found, ("the run without a break", "the resumed one"))
+        ways = ("the run without a break", "the resumed one")
+        lines = line_by_line(self, resumed, self.whole, found, ways, random=bool(random))
         loading = that_load(self, load, found) if at_load else ""
         owners = whose(self, resumed, found, at_load=at_load)
         sentence = paragraphs(" ".join(filter(None, (waits, sentence))), owners, loading, lines)
@@ -325,8 +328,7 @@ class Judge(Judging):
         behind = self._left_behind(resumed, load)
         notes += [numbers_left_behind(behind)] if behind else []
         found, sentence = self.with_its_end(resumed, found, sentence)
-        ways = "in the run without a break", "in the resumed one"
-        found, sentence = with_the_end(self, resumed, found, sentence, ways)
+        found, sentence = with_the_end(self, resumed, found, sentence, (f"in {ways[0]}", f"in {ways[1]}"))
         notes += end_not_seen(self, resumed)
         self.add(RESUMED, found, sentence, notes)
 
@@ -404,9 +406,13 @@ class Judge(Judging):
         left |= self.without_effect
         found = self.compare(right, self.at(load), load, self._free_at_load | left)
         found = found or self.steps_differ(used, resumed, self.idle | left, rounds=True)
-        found, more = beside_random_states(self, used, resumed, found, self.idle | left)
-        sentence = of_used(found, self.at(load - 1), right, self.at(load), data_of(self, used, found))
-        lines = line_by_line(self, used, resumed, found, ("a fresh trainer that loads", "one that has stepped before"))
+        early = found
+        found, more = beside_random_states(self, used, resumed, early, self.idle | left)
+        data = data_of(self, used, found)
+        random = random_before(early, found, data)
+        sentence = of_used(found, self.at(load - 1), right, self.at(load), data, random)
+        ways = ("a fresh trainer that loads", "one that has stepped before")
+        lines = line_by_line(self, used, resumed, found, ways, random=bool(random))
         at_load = any(one.key.op == load for one in found)
         sentence = paragraphs(sentence, that_load(self, load, found) if at_load else "", lines)
         refused = refused or (wording.LEFT_AS_IT_IS if wording.LEFT_AS_IT_IS in self.notes else "")

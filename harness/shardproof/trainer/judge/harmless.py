@@ -102,6 +102,16 @@ def beside_random_states(
     return found, []
 
 
+def random_before(early: Sequence[Difference], found: Sequence[Difference], data: str) -> list[Difference]:
+    """The random states among what two sessions differed in before a step that is given other data.
+
+    Args:
+        early: what they differ in first. found: what they differ in at the step. data: that it is given other data.
+    """
+    apart = {(one.key.role, one.key.fqn) for one in found} != {(one.key.role, one.key.fqn) for one in early}
+    return [one for one in early if one.key.role in OF_A_RANK] if data and apart else []
+
+
 def _draws(judging: Judging, session: Session, other: Session, until: int) -> bool:
     """Whether random numbers may have had an effect on what two sessions do up to an operation of the first: models
     draw some, or are given other data, or nobody knows."""

@@ -46,7 +46,8 @@ from shardproof.trainer.lines.statements import OfRanks as RanOfRanks
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.step.calls import OfRanks, calls_by_op
 from shardproof.trainer.step.collectives import OfRank, collectives_by_op, not_reduced
-from shardproof.trainer.step.measured import Call, OfStep, measured_by_op, model_calls_by_op
+from shardproof.trainer.step.measured import OfStep, measured_by_op
+from shardproof.trainer.step.model_calls import Call, model_calls_by_op
 from shardproof.trainer.step.samples import Samples, samples_by_op
 from shardproof.trainer.step.shared import Names, shared_by_op
 from shardproof.trainer.values import wording

@@ -8,24 +8,38 @@ from shardproof.diff import Difference
 from shardproof.program import Op
 from shardproof.trainer.arms import TWICE, Session
 from shardproof.trainer.judge.judging import Judging
-from shardproof.trainer.lines.lines_apart import DECIDED, READ, TURN, apart_in, begin_apart, never_alike, sentence
+from shardproof.trainer.lines.lines_apart import (
+    DECIDED,
+    OUT_OF_ALIKE,
+    READ,
+    TURN,
+    apart_in,
+    begin_apart,
+    never_alike,
+    sentence,
+)
 from shardproof.trainer.lines.lines_of_ways import of_two_ways
 from shardproof.trainer.lines.statements import Moment, Name
 from shardproof.trainer.values.telling import paragraphs
 
 
 def line_by_line(
-    judging: Judging, session: Session, other: Session, found: Sequence[Difference], ways: tuple[str, str]
-) -> str:
+    judging: Judging, session: Session, other: Session, found: Sequence[Difference], ways: tuple[str, str], *,
+    random: bool = False,
+) -> str:  # fmt: skip
     """Where a session parts from another one, in the steps until the first difference or, where they differ right after
     a load, in the first step behind it; empty where none of the trainer's own statements tells.
 
     Args:
-        found: the differences. ways: what a sentence calls the other one, and this one.
+        found: the differences. ways: what a sentence calls the other one, and this one. random: whether random states
+            were not alike before.
     """
     if not found or not judging.ran:
         return ""
-    return judging.explained(lambda: _parted(judging, session, other, found, ways))
+    told = judging.explained(lambda: _parted(judging, session, other, found, ways))
+    return (
+        told.replace(OUT_OF_ALIKE, "out of a random state that is not alike, or of what is alike,") if random else told
+    )
 
 
 def _parted(

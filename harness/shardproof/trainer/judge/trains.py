@@ -26,17 +26,8 @@ from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.lines.unread import over_nothing, unread
-from shardproof.trainer.step.measured import (
-    NOTHING,
-    evaluates,
-    mixed,
-    rates_at,
-    rates_told,
-    same_rows,
-    scaled_apart,
-    stale,
-    weighed_by_call,
-)
+from shardproof.trainer.step.measured import NOTHING, mixed, rates_at, rates_told, scaled_apart, stale
+from shardproof.trainer.step.model_calls import evaluates, same_rows, weighed_by_call
 from shardproof.trainer.step.samples import zeroed_before
 from shardproof.trainer.step.updates import grown_by
 from shardproof.trainer.values import wording
@@ -214,12 +205,18 @@ def _measured(judging: Judging) -> Iterator[str]:
     """Notes on what the steps of the run without a break do and is seldom meant, each with the first step of it."""
     steps = [(op.iteration, op.index) for op in judging.whole.ops if op.kind == "step"]
     for look in (weighed_by_call, same_rows, evaluates):
-        calls = (look(judging.model_calls.get(index, {}), step) for step, index in steps)
+        of_one_update = [pair for pair in steps if look is not weighed_by_call or not _updates_often(judging, pair[1])]
+        calls = (look(judging.model_calls.get(index, {}), step) for step, index in of_one_update)
         yield next(filter(None, calls), "")
     for begins in (KEYS, COPIES):
         yield from (note.removeprefix(f"{begins}: ") for note in judging.notes if note.startswith(f"{begins}: "))
     for of_gradients in (stale, mixed):
         yield next(filter(None, (of_gradients(judging.measured.get(index, {}), step) for step, index in steps)), "")
+
+
+def _updates_often(judging: Judging, op: int) -> bool:
+    """Whether an optimizer steps between the backwards of a step, so that no update is made of all of its calls."""
+    return any(step.updates > 1 for step in judging.measured.get(op, {}).values())
 
 
 def _schedule(judging: Judging, last: At) -> str:

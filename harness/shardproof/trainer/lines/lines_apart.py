@@ -40,6 +40,7 @@ from shardproof.trainer.values import wording
 
 READ, MADE, TOUCH, TURN, DECIDED = "read", "made", "touched", "turn", "decided"
 KINDS = {BEGINS: READ, ENDS: MADE, TOUCHES: TOUCH, DECIDES: DECIDED}
+OUT_OF_ALIKE = "out of what is alike, as far as it is looked at,"
 
 
 class Parting(NamedTuple):
@@ -356,8 +357,8 @@ def sentence(
         mine, its = (row[begin_of(row, end) : end] for row, end in zip(rows, parting.at, strict=True))
         anew = made_anew((mine, its), moments[0], rank, ways)
         return (
-            f"Line by line, the two part at {one.shown()}{on}: out of what is alike, as far as it is looked at, it "
-            f"makes `{first.path}`, which is {values}.{anew}"
+            f"Line by line, the two part at {one.shown()}{on}: {OUT_OF_ALIKE} it makes `{first.path}`, which is "
+            f"{values}.{anew}"
         )
     more = followed((first, second), ways, moments, rank, parting.at)
     more += _not_in_load(second, moments[1], rank)

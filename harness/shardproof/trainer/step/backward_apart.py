@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isclose, sqrt
 
-from shardproof.trainer.step.measured import Call, OfStep, squares_of
+from shardproof.trainer.step.measured import OfStep, squares_of
+from shardproof.trainer.step.model_calls import Call
 from shardproof.trainer.values.scaled import NEAR
 
 MOST_TOLD = 4

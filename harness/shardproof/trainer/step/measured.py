@@ -16,13 +16,12 @@ from math import sqrt
 from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
-from shardproof.trainer.arms import GIVEN, MEASURED
+from shardproof.trainer.arms import MEASURED
 from shardproof.trainer.step.collectives import OfRank, gathered, reduced
+from shardproof.trainer.step.model_calls import MOST_TOLD, Call, loss_of, near, rows_of
 from shardproof.trainer.values.rounding import PARAMS, At
 from shardproof.trainer.values.scaled import NEAR
 from shardproof.trainer.values.telling import one_or_many, times
-
-MOST_TOLD = 3
 
 BACKWARD = "backward"
 """The event of a backward; that of a step is the class of the optimizer."""
@@ -94,16 +93,11 @@ class OfStep:
     every_rate: Sequence[float | None] = ()
     mixed: Sequence[str] = ()
 
-
-@dataclass(frozen=True)
-class Call:
-    """A call of the model. rows: digests of its samples. weights: of each of its targets in a cross-entropy, by which
-    the loss weighs it. evaluates: whether the model's `training` is False. draws: whether it draws random numbers."""
-
-    rows: tuple[str, ...]
-    weights: tuple[float, ...]
-    evaluates: bool
-    draws: bool = False
+    @property
+    def updates(self) -> int:
+        """How many times backwards end in steps of optimizers: 2 where the second backward comes behind a step."""
+        kinds = [event == BACKWARD for event in self.events]
+        return sum(backward and not follows for backward, follows in zip(kinds, [*kinds[1:], False], strict=False))
 
 
 def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
@@ -131,21 +125,6 @@ def measured_by_op(records: Iterable[Record]) -> dict[int, dict[int, OfStep]]:
     return found
 
 
-def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Call]]]:
-    """Operation → rank → the calls of its model through which gradients went."""
-    found: dict[int, dict[int, list[Call]]] = {}
-    for record in records:
-        if record.role == GIVEN:
-            told = json.loads(record.data)
-            calls = [
-                Call(tuple(rows), tuple(weights), evaluating, draws)
-                for _, _, rows, gradients, _, weights, evaluating, draws, *_ in told
-                if gradients
-            ]
-            found.setdefault(record.op, {})[record.rank] = calls
-    return found
-
-
 def scaled_apart(ranks: Mapping[int, OfStep]) -> str:
     """A sentence on ranks of which each multiplies its part of sharded gradients by a number of its own; empty where
     all take the same, or where nobody can tell.
@@ -159,7 +138,7 @@ def scaled_apart(ranks: Mapping[int, OfStep]) -> str:
         if len(factors) != 1 or None in factors:
             return ""
         own[rank] = next(factor for factor in factors if factor is not None)
-    if len(own) < 2 or _near(own.values()):
+    if len(own) < 2 or near(own.values()):
         return ""
     told = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in own.items())
     return (
@@ -195,75 +174,6 @@ def stale(ranks: Mapping[int, OfStep], step: int) -> str:
     )
 
 
-def weighed_by_call(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
-    """A note on targets of a cross-entropy that the loss weighs otherwise in one call of the model than in another;
-    empty where it weighs all alike, or where there is no cross-entropy."""
-    by_call = {
-        (rank, number): call.weights for rank, calls in sorted(ranks.items()) for number, call in enumerate(calls)
-    }
-    each = {place: weights[0] for place, weights in by_call.items() if weights and _near(weights)}
-    if len(each) < 2 or len(each) < len(by_call) or _near(each.values()):
-        return ""
-    if not _near(weight * len(by_call[place]) for place, weight in each.items()):
-        return _by_rank(each, by_call, step)
-    told = ", ".join(
-        f"{_targets(len(by_call[rank, call]))} of call {call + 1} on rank {rank} "
-        f"{_each(weight, len(by_call[rank, call]))}"
-        for (rank, call), weight in [*each.items()][:MOST_TOLD]
-    )
-    more = f" and so on for {len(each)} calls" if len(each) > MOST_TOLD else ""
-    return (
-        f"in step {step} the loss weighs {told}{more}: it is a mean in each call, so that a target counts more where "
-        "there are few; one mean over all targets of the step needs their number on all ranks and in all calls"
-    )
-
-
-def _by_rank(
-    each: Mapping[tuple[int, int], float], targets: Mapping[tuple[int, int], Sequence[float]], step: int
-) -> str:
-    """A note that the loss is a mean on each rank, whose targets weigh the same in all however many there are; empty
-    where it is not."""
-    weights, numbers = dict[int, float](), dict[int, int]()
-    for place, weight in each.items():
-        if not _near((weights.setdefault(place[0], weight), weight)):
-            return ""
-        numbers[place[0]] = numbers.get(place[0], 0) + len(targets[place])
-    if len({*numbers.values()}) < 2 or not _near(weights[rank] * number for rank, number in numbers.items()):
-        return ""
-    told = ", ".join(
-        f"{_targets(numbers[rank])} of rank {rank} {_each(weights[rank], numbers[rank])}" for rank in numbers
-    )
-    return (
-        f"in step {step} the loss weighs {told}: it is a mean on each rank, so that a target counts more where a rank "
-        "has few; one mean over all targets of the step needs their number on all ranks"
-    )
-
-
-def same_rows(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
-    """A note on ranks whose models are given the same samples; empty where they are not."""
-    rows = {rank: [call.rows for call in calls] for rank, calls in ranks.items() if any(call.rows for call in calls)}
-    groups: dict[str, list[int]] = {}
-    for rank, own in sorted(rows.items()):
-        groups.setdefault(json.dumps(own), []).append(rank)
-    alike = next((each for each in groups.values() if len(each) > 1), None)
-    if alike is None:
-        return ""
-    return (
-        f"in step {step} the models of ranks {', '.join(map(str, alike))} are given the same samples: right where they "
-        "share out one model, as in tensor parallelism, and otherwise each of them should have its own"
-    )
-
-
-def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
-    """A note on models that train in evaluation mode; empty where they do not."""
-    if not any(call.evaluates for calls in ranks.values() for call in calls):
-        return ""
-    return (
-        f"in step {step} the model's `training` is False while gradients go through it, so that neither dropout nor "
-        "the statistics of a batch norm do anything: look at an `eval()` without a `train()` after it"
-    )
-
-
 NOTHING = OfStep(0, {}, {}, ())
 
 MOST_RATES = 5
@@ -291,8 +201,8 @@ def portrait(
     """
     lines = []
     if own := calls.get(0):
-        lines.append(f"data: rank 0 calls the model {times(len(own))}, with {_rows(own)}")
-    lines += [f"loss: {told}" for told in [_loss(calls)] if told]
+        lines.append(f"data: rank 0 calls the model {times(len(own))}, with {rows_of(own)}")
+    lines += [f"loss: {told}" for told in [loss_of(calls, ranks.get(0, NOTHING).updates)] if told]
     others = _stepping_alone(ranks)
     lines.append(f"order: {order_of(ranks)}")
     lines.append(f"gradients: {_of_gradients(ranks, others)}")
@@ -357,21 +267,6 @@ def _count(number: int, what: str, name: str = "") -> str:
     return f"{number} {what}{'s' * (number != 1)}{f' of {name}' if what == STEP else ''}"
 
 
-def _loss(ranks: Mapping[int, Sequence[Call]]) -> str:
-    """By what a cross-entropy weighs the targets of each rank; empty where the loss is none."""
-    weights = {rank: [weight for call in own for weight in call.weights] for rank, own in sorted(ranks.items()) if own}
-    if not weights or not all(call.weights for own in ranks.values() for call in own):
-        return ""
-    if any(abs(sum(own)) <= NEAR * sum(map(abs, own)) for own in weights.values()):
-        return ""  # such as advantages, which come to zero
-    if any(min(own) < 0 < max(own) for own in weights.values()):
-        return ""  # no mean of a cross-entropy
-    each = {rank: f"{_targets(len(own))} of rank {rank} by {sum(own):.4g}" for rank, own in weights.items()}
-    if len({text.partition(" of rank ")[0] for text in each.values()}) > 1:
-        return f"a cross-entropy, which weighs in all {', '.join([*each.values()][: MOST_TOLD + 1])}"
-    return f"a cross-entropy, which weighs in all {each[min(each)]}; a mean of them weighs 1"
-
-
 def _between(ranks: Mapping[int, OfStep]) -> str:
     """What becomes of gradients between the backward and the optimizer."""
     every = [gradient for step in ranks.values() for gradient in step.gradients.values()]
@@ -410,7 +305,7 @@ def squares_of(ranks: Mapping[int, OfStep], *, after: bool) -> dict[str, tuple[f
         sizes = [(one.after if after else one.before)[0] for one in own]
         if own[0].sharded:
             found[name] = sum(sizes) / own[0].copies, True
-        elif _near(sizes):
+        elif near(sizes):
             found[name] = sizes[0], len(own) == len(ranks)
     return found
 
@@ -436,7 +331,7 @@ def _factors(gradients: Iterable[Gradient]) -> list[float | None]:
         factor = gradient.factor
         if factor is None:
             return [None]
-        if not any(one is not None and _near((one, factor)) for one in found):
+        if not any(one is not None and near((one, factor)) for one in found):
             found.append(factor)
     return found
 
@@ -478,22 +373,3 @@ def _number(value: Value) -> str:
         return f"{float(text):.6g}"
     except ValueError:
         return text
-
-
-def _near(values: Iterable[float]) -> bool:
-    every = [*values]
-    return max(every) - min(every) <= NEAR * max(map(abs, every))
-
-
-def _each(weight: float, number: int) -> str:
-    return f"by {weight:.4g}{' each' if number > 1 else ''}"
-
-
-def _targets(number: int) -> str:
-    return "the target" if number == 1 else f"the {number} targets"
-
-
-def _rows(calls: Sequence[Call]) -> str:
-    numbers = sorted({len(call.rows) for call in calls})
-    many = "row" if numbers == [1] else "rows"
-    return f"{numbers[0]} {many}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} rows"

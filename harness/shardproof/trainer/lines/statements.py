@@ -259,6 +259,13 @@ def useless_of(data: bytes) -> dict[tuple[str, int], Useless]:
     return found
 
 
+def settings_in(data: bytes) -> dict[str, tuple[list[tuple[int, tuple[str, str]]], list[str], bool]]:
+    """File → the settings that it gives, the names that it reads, and whether it may read every name there is, as in
+    `shardproof.trainer.rank.settings_read`; of files of which nothing ran before."""
+    found: dict[str, tuple[list[tuple[int, tuple[str, str]]], list[str], bool]] = _said(data).get("settings", {})
+    return found
+
+
 def flowed(data: bytes) -> list[Flowed]:
     """The gradients that arrived at values, in the order of the backward, behind values where none is looked at."""
     arrived, unknown = _said(data).get("flowed", ([], []))

@@ -1,17 +1,28 @@
-"""Notes on what a step works out for nothing: a value that no line reads, and a loop over nothing."""
+"""Notes on what a step works out for nothing: a value that no line reads, a loop over nothing, a setting that nothing
+asks for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-from shardproof.trainer.lines.statements import ENDS, Moment, Statement, Useless, is_cut, unpacked, useless_of
+from shardproof.trainer.lines.statements import (
+    ENDS,
+    Moment,
+    Statement,
+    Useless,
+    is_cut,
+    settings_in,
+    unpacked,
+    useless_of,
+)
 
 _OF_STATE = re.compile(r"\b(zip|parameters|named_parameters|buffers|named_buffers|modules|children|param_groups)\b")
 """Words of a loop over parameters and the like, which is seldom meant to go over nothing."""
 
 
 MOST_READERS = 3
+MOST_SETTINGS = 3
 
 
 def unread(moments: Sequence[Moment]) -> str:
@@ -47,6 +58,31 @@ def over_nothing(moments: Sequence[Moment]) -> str:
         if first and _OF_STATE.search(use.text) and not found.ran_between(use.file, first, last):
             return f"{found.shown(use)} goes over nothing in every step, so that what stands in it never runs"
     return ""
+
+
+def unread_settings(moments: Sequence[Moment]) -> str:
+    """A note on the settings that files give, on the first rank, and that none of these files reads; empty where there
+    are none, or where nobody knows what is read.
+
+    Args:
+        moments: all operations of a run.
+    """
+    files = [each for moment in moments if moment.ran for each in settings_in(moment.ran[min(moment.ran)]).items()]
+    read = set[str]().union(*(names for _, (_, names, _) in files))
+    if any(whole for _, (_, _, whole) in files):
+        return ""
+    lines = {name: f"{file}:{line} (`{text}`)" for file, (given, _, _) in files for line, (name, text) in given
+             if name not in read}  # fmt: skip
+    if not lines:
+        return ""
+    more = f" and {len(lines) - MOST_SETTINGS} more" if len(lines) > MOST_SETTINGS else ""
+    first = next(iter(lines))
+    ask, are = ("a setting", "it has") if len(lines) == 1 else ("settings", "they have")
+    told = ", ".join([*lines.values()][:MOST_SETTINGS])
+    return (
+        f"{told}{more} {'gives' if len(lines) == 1 else 'give'} {ask} that no line of your own files reads (look for "
+        f"`.{first}`), so that {are} no effect"
+    )
 
 
 class _Steps:

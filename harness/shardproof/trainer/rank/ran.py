@@ -61,7 +61,7 @@ from shardproof.trainer.rank.outlines import outline_of
 from shardproof.trainer.rank.put_back import PutBack
 from shardproof.trainer.rank.raised import Raised
 from shardproof.trainer.rank.state_calls import NAMES, StateCalls, audited
-from shardproof.trainer.rank.statements import Statement, own_statements
+from shardproof.trainer.rank.statements import Statement, own_settings, own_statements
 from shardproof.trainer.rank.unread import Made
 from shardproof.trainer.step.measured import Size, factor_between
 
@@ -113,8 +113,9 @@ class Ran:
     which numbers it has multiplied gradients. collectives: place of a statement → which began while it ran, each time:
     their groups, and which of a group's they are. parameters: those to look at. state_calls: is told of calls that ask
     for a state, or give one. outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name.
-    rebuffered: place of a statement → the buffers that it has written, each time. useless: place of a statement → the
-    local name that it makes and who reads it, and of a loop the lines of its body.
+    rebuffered: place of a statement → the buffers that it has written, each time. files: of which something ran →
+    whether a record has their settings. useless: place of a statement → the local name that it makes and who reads it,
+    and of a loop the lines of its body.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Ran:
         self.last = dict[int, _Seen]()
         self.told = list[tuple[Place, int, list[tuple[str, str, int]]]]()
         self.begun, self.cut, self.spent_s = 0, False, 0.0
-        self.frames, self.foreign = 0, set[str]()
+        self.frames, self.foreign, self.files = 0, set[str](), dict[str, bool]()
         self.outlines = dict[str, str]()
         self.flows = Flows(self.outline)
         self.compounds = dict[Place, tuple[int, bool]]()
@@ -198,12 +199,16 @@ class Ran:
         ran = [[number[place], kind, values] for place, kind, values in self.told]
         compounds = [[place, *each] for place, each in self.compounds.items()]
         useless = [[place, *each] for place, each in self.useless.items()]
+        new = [file for file, is_told in sorted(self.files.items()) if not is_told]
+        settings = {Path(file).name: of_file for file in new if (of_file := own_settings(file))}
         told = {"places": places, "compounds": compounds, "useless": useless,
+                "settings": {file: [[*each.given.items()], sorted(each.read), each.whole]
+                             for file, each in settings.items()},
                 "touched": touched, "reduced": reduced, "scaled": scaled,
                 "back": back, "caught": self.raised.taken(), "cut": self.cut, "ran": ran, "flowed": self.flows.taken(),
                 "outlines": self.outlines, **self.groups.taken()}  # fmt: skip
         self.told, self.begun, self.cut, self.spent_s, self.outlines = [], 0, False, 0.0, {}
-        self.compounds, self.useless = {}, {}
+        self.compounds, self.useless, self.files = {}, {}, dict.fromkeys(self.files, True)
         data = zlib.compress(json.dumps(told).encode(), 1)
         return whole(op, rank, RAN, "", "bytes", (len(data),), data)
 
@@ -228,6 +233,7 @@ class Ran:
         if not statements:
             self.foreign.add(file)
             return None
+        self.files.setdefault(file, False)
         self.frames -= 1
         inside = _InFrame(self, Path(file).name, statements, self.frames)
         inside.makes = code.co_name != LAMBDA

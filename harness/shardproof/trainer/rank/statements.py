@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path as FilePath
+from typing import TypeVar
 
 from shardproof.trainer.rank.lines import OURS, TORCH
+from shardproof.trainer.rank.settings_read import Settings, settings_of
 from shardproof.trainer.rank.unread import Made, made_in
 
 Path = ast.Name | ast.Attribute | ast.Subscript
@@ -164,6 +166,8 @@ def _is_path(node: ast.AST) -> bool:
     return False
 
 
+_Told = TypeVar("_Told")
+
 _FOREIGN = (OURS, TORCH, *(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "purelib", "platlib")))
 
 
@@ -172,10 +176,20 @@ def own_statements(name: str) -> dict[int, Statement]:
     """The statements of a file; none of one that is not the trainer's own, or that cannot be read."""
     if name[:1] == "<" or name.startswith(_FOREIGN) or any(_is_installed(name, folder) for folder in sys.path):
         return {}
+    return _read_as(name, statements_of) or {}
+
+
+@cache
+def own_settings(name: str) -> Settings | None:
+    """The settings of a file that is the trainer's own; None of one that cannot be read."""
+    return _read_as(name, settings_of)
+
+
+def _read_as(name: str, told: Callable[[str], _Told]) -> _Told | None:
     try:
-        return statements_of(FilePath(name).read_text("utf-8"))
+        return told(FilePath(name).read_text("utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError):
-        return {}
+        return None
 
 
 def _is_installed(name: str, folder: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from line_cases import of_step, ran, step, written
 from shardproof.trainer.lines.statements import Moment
-from shardproof.trainer.lines.unread import over_nothing, unread
+from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
 from shardproof.trainer.rank.modules import said_of_weights
 from shardproof.trainer.rank.unread import made_in
 from torch import nn
@@ -113,3 +113,83 @@ def test_weights_that_are_plain_tensors_are_told_and_those_that_torch_puts_there
         "target": "0.weight, 0.bias are plain tensors, and no parameter or buffer: no state_dict has them, and a loop "
         "over parameters() does not meet them"
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        pytest.param("x.clamp(0)", "leaves `x` as it is, and nothing takes what it comes to", id="a method"),
+        pytest.param("F.relu(x)", "runs in every step, and nothing takes what it comes to", id="a function"),
+        pytest.param("torch.nn.functional.relu(x)", "runs in every step", id="by its whole name"),
+        pytest.param("relu(x)", "runs in every step", id="imported by its name"),
+        pytest.param("Twice.apply(x)", "runs in every step", id="a function of autograd"),
+        pytest.param("x.clamp_(0)", "", id="in place"),
+        pytest.param("F.relu(x, inplace=True)", "", id="in place by an argument"),
+        pytest.param("Clip().clamp(x)", "", id="a method of something made there"),
+        pytest.param("clip.clamp(x)", "", id="a method of another object"),
+        pytest.param("y = x.clamp(0)\n    y.sum()", "", id="taken"),
+        pytest.param("layer.apply(print)", "", id="a method of a module"),
+    ],
+)
+def test_a_call_whose_result_nobody_takes_is_told(tmp_path: Path, line: str, told: str) -> None:
+    source = f"""
+import torch.nn.functional as F
+from torch.nn.functional import relu
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+class Clip:
+    def clamp(self, x):
+        x.data.clamp_(0)
+
+clip, layer = Clip(), torch.nn.Linear(1, 1)
+
+def step(x):
+    {line}
+"""
+    found = dropped(of_step(partial(written(tmp_path, source).step, torch.ones(2, requires_grad=False))))
+    assert told in found
+    assert bool(found) is bool(told)
+
+
+SETTINGS = """
+from types import SimpleNamespace
+
+from shardproof.trainer import Trainer
+
+class Net(torch.nn.Module):
+    def __init__(self, cfg, dim, scale):
+        super().__init__()
+        self.frozen = cfg.frozen
+        self.dim = dim
+        self.head = torch.nn.Linear(dim, cfg.classes)
+        self.rate = 0.5
+        self.scale = scale
+        self.turns = 0
+
+    def forward(self, x):
+        self.turns = self.turns + 1
+        return self.head(x) * self.scale
+
+class Mine(Trainer):
+    def build(self, cell):
+        self.local = ("place",)
+        self.net = Net(SimpleNamespace(frozen=True, classes=2), 3, 0.25)
+"""
+
+
+def test_a_setting_that_no_line_reads_is_told(tmp_path: Path) -> None:
+    told = unread_settings(of_step(partial(written(tmp_path, SETTINGS).Mine().build, None)))
+    assert told == (
+        "mine.py:9 (`self.frozen = cfg.frozen`), mine.py:12 (`self.rate = 0.5`) give settings that no line of your "
+        "own files reads (look for `.frozen`), so that they have no effect"
+    )
+
+
+@pytest.mark.parametrize("more", ["    print(vars(self))", "    getattr(self, 'frozen'), self.rate"])
+def test_what_may_be_read_is_no_unread_setting(tmp_path: Path, more: str) -> None:
+    mine = written(tmp_path, f"{SETTINGS}\n    def step(self, index):\n    {more}\n")
+    assert unread_settings(of_step(partial(mine.Mine().build, None))) == ""

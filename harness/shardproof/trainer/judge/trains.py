@@ -25,12 +25,13 @@ from shardproof.trainer.lines.caught import caught
 from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
-from shardproof.trainer.lines.unread import over_nothing, unread, unread_settings
+from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
 from shardproof.trainer.step.measured import NOTHING, mixed, rates_at, rates_told, scaled_apart, stale
 from shardproof.trainer.step.model_calls import evaluates, same_rows, weighed_by_call
 from shardproof.trainer.step.samples import zeroed_before
 from shardproof.trainer.step.updates import grown_by
 from shardproof.trainer.values import wording
+from shardproof.trainer.values.chosen import strangely_chosen
 from shardproof.trainer.values.every_mesh import fits, without_rank
 from shardproof.trainer.values.gradients import (
     OfParameters,
@@ -154,10 +155,12 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         judging.explained(lambda: caught(of_steps)),
         judging.explained(lambda: over_nothing(of_steps)),
         judging.explained(lambda: unread(of_steps)),
+        judging.explained(lambda: dropped(of_steps)),
         judging.explained(lambda: unread_settings(every)),
         next(filter(None, lost), ""),
         _at_rate_zero(judging),
         staircase(states[0]),
+        *strangely_chosen(states[0]),
         *_measured(judging),
         _schedule(judging, last),
     ))  # fmt: skip

@@ -240,7 +240,8 @@ def compounds_of(data: bytes) -> dict[tuple[str, int], tuple[int, bool]]:
 class Useless(NamedTuple):
     """A statement that may be of no use. name: the local name that it alone assigns to, or empty. readers: lines that
     read the name, each with the branches that may be taken instead. loop: of a `for`, the first and the last line of
-    its body."""
+    its body. dropped: the path of a tensor and the name of its method that are called for nothing; of a function an
+    empty path; empty of all else."""
 
     file: str
     line: int
@@ -248,14 +249,15 @@ class Useless(NamedTuple):
     name: str
     readers: Sequence[tuple[int, Sequence[Sequence[int]]]]
     loop: Sequence[int]
+    dropped: Sequence[str] = ()
 
 
 def useless_of(data: bytes) -> dict[tuple[str, int], Useless]:
     """File and line of the statements that ran and may be of no use (`shardproof.trainer.rank.unread`)."""
     found = dict[tuple[str, int], Useless]()
-    for (file, line, text), made, loop in _said(data).get("useless", []):
+    for (file, line, text), made, loop, dropped in _said(data).get("useless", []):
         name, readers = made or ("", [])
-        found[file, line] = Useless(file, line, text, name, readers, loop)
+        found[file, line] = Useless(file, line, text, name, readers, loop, dropped or ())
     return found
 
 

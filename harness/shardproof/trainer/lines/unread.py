@@ -1,5 +1,5 @@
 """Notes on what a step works out for nothing: a value that no line reads, a loop over nothing, a setting that nothing
-asks for."""
+asks for, a call whose result nobody takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from shardproof.trainer.lines.statements import (
+    BEGINS,
     ENDS,
     Moment,
     Statement,
@@ -60,6 +61,27 @@ def over_nothing(moments: Sequence[Moment]) -> str:
     return ""
 
 
+def dropped(moments: Sequence[Moment]) -> str:
+    """A note on the first statement, on the first rank, that in every step calls something for a result which it does
+    not take; empty where there is none.
+
+    Args:
+        moments: the steps of a run.
+    """
+    found = _Steps(moments)
+    for use in found.every:
+        if not use.dropped or not found.may_be_of_a_tensor(use):
+            continue
+        path, name = use.dropped
+        if path:
+            return (
+                f"{found.shown(use)} leaves `{path}` as it is, and nothing takes what it comes to: look for an "
+                f"assignment, or for `{name}_`"
+            )
+        return f"{found.shown(use)} runs in every step, and nothing takes what it comes to: look for an assignment"
+    return ""
+
+
 def unread_settings(moments: Sequence[Moment]) -> str:
     """A note on the settings that files give, on the first rank, and that none of these files reads; empty where there
     are none, or where nobody knows what is read.
@@ -104,6 +126,13 @@ class _Steps:
                 for told in each.values if told.path == use.name]  # fmt: skip
         tensors = bool(made) and not any(told.is_plain for told in made)
         return tensors and all(self._is_passed_over(use.file, *reader) for reader in use.readers)
+
+    def may_be_of_a_tensor(self, use: Useless) -> bool:
+        """Whether what a statement calls a method of is a tensor whenever it runs; also of what calls a function."""
+        path, _ = use.dropped
+        begins = [each for row in self._rows for each in row if (*each.place,) == (use.file, use.line, BEGINS)]
+        read = [told for each in begins for told in each.values if told.path == path]
+        return not path or (bool(read) and not any(told.is_plain for told in read))
 
     def _is_passed_over(self, file: str, line: int, instead: Sequence[Sequence[int]]) -> bool:
         """Whether a line does not run while another branch of an `if` around it does."""

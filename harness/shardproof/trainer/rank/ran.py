@@ -51,6 +51,7 @@ from shardproof.trainer.lines.statements import (
     WRITTEN,
 )  # fmt: skip
 from shardproof.trainer.rank.collectives import begun_collectives
+from shardproof.trainer.rank.dropped import Dropped
 from shardproof.trainer.rank.flows import Flows
 from shardproof.trainer.rank.groups import Groups
 from shardproof.trainer.rank.lasting import Lasting
@@ -115,7 +116,8 @@ class Ran:
     for a state, or give one. outlines: text of a tensor → its numbers in outline. buffers: those to look at, by name.
     rebuffered: place of a statement → the buffers that it has written, each time. files: of which something ran →
     whether a record has their settings. useless: place of a statement → the local name that it makes and who reads it,
-    and of a loop the lines of its body.
+    the lines of
+    a loop's body, and what it calls for nothing.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class Ran:
         self.outlines = dict[str, str]()
         self.flows = Flows(self.outline)
         self.compounds = dict[Place, tuple[int, bool]]()
-        self.useless = dict[Place, tuple[Made | None, tuple[int, int]]]()
+        self.useless = dict[Place, tuple[Made | None, tuple[int, int], Dropped | None]]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -392,8 +394,8 @@ class _InFrame:
             self.ran.collectives.setdefault(self.place, []).append(set())
             if self.now.end:
                 self.ran.compounds[self.place] = self.now.end, self.now.jumps
-            if self.now.made or self.now.loop[0]:
-                self.ran.useless[self.place] = self.now.made, self.now.loop
+            if self.now.made or self.now.loop[0] or self.now.dropped:
+                self.ran.useless[self.place] = self.now.made, self.now.loop, self.now.dropped
             self.read = self._read(self.now.reads, frame)
             self.ran.told.append((self.place, BEGINS + self.goes_on, self.read))
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path as FilePath
 from typing import TypeVar
 
+from shardproof.trainer.rank.dropped import Dropped, dropped_in
 from shardproof.trainer.rank.lines import OURS, TORCH
 from shardproof.trainer.rank.settings_read import Settings, settings_of
 from shardproof.trainer.rank.unread import Made, made_in
@@ -30,7 +31,8 @@ class Statement:
     of what runs where it holds; zeros of all others. end: of a compound one, the last line of all of it; 0 of all
     others. jumps: whether the body of an `if` ends with a jump, such as a `return`. loop: of a `for`, the first and the
     last line of its body. made: the one local name that it assigns to, and who reads it, as
-    `shardproof.trainer.rank.unread` tells them; None where it makes something else."""
+    `shardproof.trainer.rank.unread` tells them; None where it makes something else. dropped: what it calls for a result
+    that it does not take (`shardproof.trainer.rank.dropped`)."""
 
     line: int
     last: int
@@ -43,6 +45,7 @@ class Statement:
     jumps: bool = False
     loop: tuple[int, int] = (0, 0)
     made: Made | None = None
+    dropped: Dropped | None = None
 
 
 def statements_of(source: str) -> dict[int, Statement]:
@@ -52,7 +55,7 @@ def statements_of(source: str) -> dict[int, Statement]:
         SyntaxError, ValueError: the source is no Python.
     """
     lines, found, tree = source.split("\n"), dict[int, Statement](), ast.parse(source)
-    made = made_in(tree)
+    made, dropped = made_in(tree), dropped_in(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
@@ -67,8 +70,9 @@ def statements_of(source: str) -> dict[int, Statement]:
         jumps = isinstance(node, ast.If) and isinstance(node.body[-1], _JUMPS)
         loop = (node.body[0].lineno, node.body[-1].end_lineno or 0) if isinstance(node, ast.For) else (0, 0)
         statement = Statement(
-            node.lineno, last, text, reads, makes, _paths(parts, _called), body, end, jumps, loop, made.get(node.lineno)
-        )
+            node.lineno, last, text, reads, makes, _paths(parts, _called), body, end, jumps, loop,
+            made.get(node.lineno), dropped.get(node.lineno),
+        )  # fmt: skip
         found |= dict.fromkeys(range(node.lineno, last + 1), statement)
     return found
 

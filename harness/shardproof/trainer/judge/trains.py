@@ -26,6 +26,7 @@ from shardproof.trainer.lines.put_back import put_back
 from shardproof.trainer.lines.statements import Moment
 from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
+from shardproof.trainer.step.calls import recomputed
 from shardproof.trainer.step.measured import NOTHING, mixed, rates_at, rates_told, scaled_apart, stale
 from shardproof.trainer.step.model_calls import evaluates, same_rows, weighed_by_call
 from shardproof.trainer.step.samples import zeroed_before
@@ -158,6 +159,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         judging.explained(lambda: dropped(of_steps)),
         judging.explained(lambda: unread_settings(every)),
         next(filter(None, lost), ""),
+        next(filter(None, (recomputed(judging.calls.get(op.index, {}), op.iteration) for op in judging.whole.ops)), ""),
         _at_rate_zero(judging),
         staircase(states[0]),
         *strangely_chosen(states[0]),

@@ -100,7 +100,7 @@ class Rank:
         self.state: dict[str, Any] = {}
         self.named: set[str] = set()
         self.tied: list[tuple[str, str]] = []
-        self.calls = Calls() if self.described.alike else None
+        self.calls = Calls()
         self.gradients = Gradients(lambda: self.of_modules)
         self.inputs, self.collectives = Inputs(), Collectives()
         self.measured, self.loaded_keys = Measured(), LoadedKeys()
@@ -228,7 +228,7 @@ class Rank:
 
     def _watched(self, op: Op) -> AbstractContextManager[object]:
         """Inside, what models are given and optimizers have is kept and, in the sessions that are held against each
-        other step by step, what modules come to."""
+        other step by step and in the first step of every run, what modules come to."""
         within = ExitStack()
         within.enter_context(self.inputs.watched())
         within.enter_context(self.loaded_keys.watched())
@@ -236,7 +236,8 @@ class Rank:
         if op.arm.startswith((WHOLE, ALIKE, CUT, RESUMED, STOPPED)):  # of which the judge asks what a step does
             within.enter_context(self.measured.watched())
             self.measured.know((*self.state.values(), *self.ran.groups.optimizers()))
-        if self.calls and op.arm.startswith((WHOLE, TWICE, ALIKE)):
+        of_ways = self.described.alike and op.arm.startswith((WHOLE, TWICE, ALIKE))
+        if of_ways or (op.arm.startswith(WHOLE) and op.kind == "step" and op.iteration == 0):
             within.enter_context(self.calls.watched())
         return within
 
@@ -294,7 +295,7 @@ class Rank:
         for one, other in self.tied:
             data = state.tie(one, other).encode()
             yield whole(op, self.context.rank, TIED, f"{one} = {other}", "utf8", (len(data),), data)
-        if self.calls and self.calls.forward:
+        if self.calls.forward:
             yield self.calls.record(op, self.context.rank)
         if self.inputs.given:
             yield self.inputs.record(op, self.context.rank)

@@ -105,6 +105,13 @@ def recomputed_apart(first: OfRanks, own: OfRanks, names: tuple[str, str], near:
     return next(filter(None, (_recomputed(way, name, near) for way, name in ways)), "")
 
 
+def recomputed(called: OfRanks, step: int) -> str:
+    """A note on a module that the backward of a step computes anew, and otherwise than the forward did; empty where
+    there is none."""
+    way = f"in step {step}"
+    return next(filter(None, (_recomputed(called[rank], way, 0.0) for rank in sorted(called))), "").rstrip(".")
+
+
 def _apart(first: Sequence[Call], own: Sequence[Call], rank: int, near: float) -> str:
     for number, (one, other) in enumerate(zip(first, own, strict=False)):
         if (one.path, one.kind) != (other.path, other.kind):

@@ -28,7 +28,8 @@ def where_first(keys: Sequence[Name], own: Values, other: Values, output: str | 
         return f"the output of {output} is the first to have one"
     if gradients:
         outputs = "" if output is None else "the outputs of modules that were seen have none, and "
-        return f"{outputs}the gradient of {gradients[0]} has one when the optimizer steps"
+        whose = gradients[0] or "a parameter that no module has"
+        return f"{outputs}the gradient of {whose} has one when the optimizer steps"
     given = "no gradient that the optimizer was given has one, and " if seen else ""
     state = [key for key in wild if key[0] in BESIDE]
     if state:

@@ -75,6 +75,7 @@ def found_in(folder: Path) -> dict[str, object]:
 # --- port ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_a_head_on_which_nothing_changed_ends_in_one_line(
     clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -87,16 +87,19 @@ def test_parameters_that_are_not_tied_are_two(name: str, two: Path) -> None:
     assert {tie for *_, tie in told(two, name, 2)} == {"two"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in cases.FOUR if "hybrid" in name])
 def test_with_a_replicated_mesh_dim_too(name: str, four: Path) -> None:
     compare(four, name, 4, cases.plain)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in cases.FOUR if name.startswith("cut")])
 def test_one_dim_may_be_cut_by_two_mesh_dims(name: str, four: Path) -> None:
     compare(four, name, 4, cases.full_tensors)
 
 
+@pytest.mark.nightly
 def test_loose_tensors_have_boxes_too(four: Path) -> None:
     logical, problems = joined(four, "tables", 4)
     assert not problems

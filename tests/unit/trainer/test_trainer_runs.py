@@ -90,6 +90,7 @@ def test_where_two_runs_part_is_told_line_by_line(tmp_path: Path) -> None:
     assert f"measured: step 0: line: {file}:46 (`self.optimizer.step()`) writes 2 parameters" in found[FIRST]["state"]
 
 
+@pytest.mark.nightly
 def test_whose_state_is_saved_and_loaded_is_told(tmp_path: Path) -> None:
     found = ran(tmp_path, "saves_another", "--program", "arms 2 1 resumed")
     schedule, optimizer, stale = (
@@ -112,6 +113,7 @@ def test_whose_state_is_saved_and_loaded_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_which_backward_is_averaged_is_told(tmp_path: Path) -> None:
     found = ran(tmp_path, "saves_another", "--set", "what=sync", "--program", "arms 1 0")["what=sync"]
     line = "saves_another.py:36 (`self.model(part).square().mean().backward()`)"

@@ -1,4 +1,4 @@
-"""Which statements call something for a result alone, and take none.
+"""Statements that call something for a result alone, and take none.
 
 `logits.masked_fill(mask, -inf)` leaves `logits` as it is, and a gather through which gradients go comes to new tensors:
 where the statement is nothing but the call, both are for nothing. Told from the text of a file, with what its imports
@@ -67,7 +67,7 @@ def _is_path(node: ast.expr) -> bool:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names that a file imports, and what they stand for."""
+    """Make pairs of a name that a file imports and the whole name it has where it comes from."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((each.asname, each.name) for each in node.names if each.asname)

@@ -76,7 +76,7 @@ def _given_in(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
 
 
 def _kept(function: _Function) -> Iterator[tuple[int, str]]:
-    """Attributes to which a function assigns something plain that it uses for nothing else."""
+    """Find the attributes to which a function assigns a plain value, and uses that value for nothing else."""
     every = Counter(ast.unparse(each) for each in ast.walk(function)
                     if isinstance(each, (ast.Name, ast.Attribute, ast.Subscript))
                     and not isinstance(each.ctx, ast.Store))  # fmt: skip

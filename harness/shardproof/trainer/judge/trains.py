@@ -23,7 +23,7 @@ from shardproof.trainer.judge.whose_data import data_repeat, ranks_overlap, same
 from shardproof.trainer.lines.broadcast import paired
 from shardproof.trainer.lines.caught import caught
 from shardproof.trainer.lines.put_back import put_back
-from shardproof.trainer.lines.statements import Moment
+from shardproof.trainer.lines.statements import WRITTEN, Moment, touched
 from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
 from shardproof.trainer.step.calls import recomputed
@@ -44,6 +44,7 @@ from shardproof.trainer.values.gradients import (
     why_still,
 )
 from shardproof.trainer.values.left_behind import left_behind
+from shardproof.trainer.values.multiplied import multiplied
 from shardproof.trainer.values.not_finite import is_wild, where_first
 from shardproof.trainer.values.notes import (
     buffers_stay_zero,
@@ -163,6 +164,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         _at_rate_zero(judging),
         staircase(states[0]),
         *strangely_chosen(states[0]),
+        _multiplied(judging),
         *_measured(judging),
         _schedule(judging, last),
     ))  # fmt: skip
@@ -218,6 +220,18 @@ def _measured(judging: Judging) -> Iterator[str]:
         yield from (note.removeprefix(f"{begins}: ") for note in judging.notes if note.startswith(f"{begins}: "))
     for of_gradients in (stale, mixed):
         yield next(filter(None, (of_gradients(judging.measured.get(index, {}), step) for step, index in steps)), "")
+
+
+def _multiplied(judging: Judging) -> str:
+    """A note on the first step that leaves all parameters about one number times what they were."""
+    for op in judging.whole.ops:
+        if op.kind == "step":
+            ran = judging.ran.get(op.index, {}).get(0)
+            lines = [touch.place for touch in touched(ran) if WRITTEN in touch.done] if ran else []
+            told = multiplied(judging.at(op.index - 1), judging.at(op.index), op.iteration, " and ".join(lines[:2]))
+            if told:
+                return told
+    return ""
 
 
 def _updates_often(judging: Judging, op: int) -> bool:

@@ -1,8 +1,9 @@
 """Plans: what `run` will run, in which order, how long it takes, what was left out and why.
 
-A plan joins the walks and the explicit scenarios of several space files, orders them so that the cells which
-expose most come first (offload × low precision × resume, as public bug reports have it) and the cheap before the
-dear, takes the shard asked for, and refuses a budget that it would exceed.
+A plan joins the walks and the explicit scenarios of several space files, orders them by the servers that their ranks
+are forked from, so that each of these starts once, and under a server so that the cells which expose most come first
+(offload × low precision × resume, as public bug reports have it) and the cheap before the dear, takes the shard asked
+for, and refuses a budget that it would exceed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shardproof.space.constraints import impossible
 from shardproof.space.cost import cost_model
 from shardproof.space.defaults import nearest
 from shardproof.space.files import Space, Walk
+from shardproof.space.preparation import servers_of
 from shardproof.space.walk import Walked, follow, plain_sample
 from shardproof.versions import CURED
 
@@ -287,7 +289,14 @@ def _selected(space: Space, selection: Selection) -> Space:
 
 
 def _ordered(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """First what exposes most; then cheap before dear."""
+    """One server after another, since only a few are alive at a time and each takes seconds to start; of the servers
+    those first that have least to do, of a server's scenarios what exposes most, and then the cheap before the dear."""
     exposed = [s.offload.fraction > 0 and s.dtype != PLAIN and s.program != "train" for s in scenarios]
-    keys = zip([not each for each in exposed], cost_model().estimates_s(scenarios), range(len(scenarios)), strict=True)
+    servers, costs_s = servers_of(scenarios), cost_model().estimates_s(scenarios)
+    in_all: dict[str, float] = defaultdict(float)
+    for server, cost_s in zip(servers, costs_s, strict=True):
+        in_all[server] += cost_s
+    turns = {server: turn for turn, server in enumerate(sorted(in_all, key=lambda name: (in_all[name], name)))}
+    keys = zip([turns[each] for each in servers], [not each for each in exposed], costs_s, range(len(scenarios)),
+               strict=True)  # fmt: skip
     return [scenarios[place] for *_, place in sorted(keys)]

@@ -13,7 +13,8 @@ it. Without a record `LIST_S` for each list of requirements and `TORCH_S` for a 
 fast index (4 to 36 s, and 14 to 22 s). The library is then imported once, to see that it is whole: as long as a server
 needs to start.
 *What a server takes*: `START_S`.
-*Not counted*: that of more than four servers the one that was idle longest makes room, and may have to start again.
+*Not counted*: that of more than four servers the one that was idle longest makes room, and may have to start again. A
+plan has the scenarios of one server one after another (`shardproof.space.plan`), so that few do.
 """
 
 from __future__ import annotations
@@ -92,6 +93,15 @@ def needs(scenario: Scenario) -> Iterator[str]:
         info = system_named(each.system)
         yield _release(info, each)
         yield _server(info, each)
+
+
+def servers_of(scenarios: Sequence[Scenario]) -> list[str]:
+    """The name of the server that each scenario's ranks are forked from; empty where a judge simulates them."""
+    varied = {name for name in set(map(_SYSTEM, scenarios)) if system_named(name).variant_entry}
+    keys = [(*_SERVER(s), *_VARIANT(s)) if s.system in varied else (*_SERVER(s), "", "") for s in scenarios]
+    one_of_each = dict(zip(keys, scenarios, strict=True))
+    names = {key: _server(system_named(s.system), s) for key, s in one_of_each.items()}
+    return [names[key] for key in keys]
 
 
 def _one_of_each(scenarios: Iterable[Scenario]) -> Iterable[Scenario]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import date
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from shardproof.space.constraints import CONSTRAINTS, constraints_of
 from shardproof.space.files import ALL, WALKED_AXES, load_space, parse_settings, parse_strength, space_names
 from shardproof.space.plan import Plan, Selection, in_shard, make_plan, parse_shard
 from shardproof.space.plan_text import render_plan
+from shardproof.space.preparation import servers_of
 from shardproof.trainer import models as trainer_models
 
 pytestmark = pytest.mark.usefixtures("shipped")
@@ -354,6 +356,16 @@ def test_the_reference_leaves_out_no_mesh_model_program_relation_or_format(name:
     assert set(walk.axes["program"]) == set(PROGRAMS)
     assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
     assert set(walk.axes["checkpoint"]) == {"gathered", "bucket_space", "model_space", "sharded"}
+
+
+def test_the_scenarios_of_a_server_follow_each_other_and_the_cheap_servers_come_first() -> None:
+    plan = make_plan([load_space("smoke")], Selection())
+    servers = servers_of(plan.scenarios)
+    turns = [name for name, _ in groupby(servers)]
+    assert len(turns) == len(set(turns)) > 1
+    costs = [sum(plan.estimate_s(s) for s, own in zip(plan.scenarios, servers, strict=True) if own == name)
+             for name in turns]  # fmt: skip
+    assert costs == sorted(costs)
 
 
 def test_the_exposed_cells_come_first(small: str) -> None:

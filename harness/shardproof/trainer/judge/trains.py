@@ -31,6 +31,7 @@ from shardproof.trainer.step.measured import NOTHING, mixed, rates_at, rates_tol
 from shardproof.trainer.step.model_calls import evaluates, same_rows, weighed_by_call
 from shardproof.trainer.step.samples import zeroed_before
 from shardproof.trainer.step.updates import grown_by
+from shardproof.trainer.step.while_scaled import changed_while_scaled
 from shardproof.trainer.values import wording
 from shardproof.trainer.values.chosen import strangely_chosen
 from shardproof.trainer.values.every_mesh import fits, without_rank
@@ -165,6 +166,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         staircase(states[0]),
         *strangely_chosen(states[0]),
         _multiplied(judging),
+        judging.explained(lambda: _changed_while_scaled(judging)),
         *_measured(judging),
         _schedule(judging, last),
     ))  # fmt: skip
@@ -231,6 +233,17 @@ def _multiplied(judging: Judging) -> str:
             told = multiplied(judging.at(op.index - 1), judging.at(op.index), op.iteration, " and ".join(lines[:2]))
             if told:
                 return told
+    return ""
+
+
+def _changed_while_scaled(judging: Judging) -> str:
+    """A note on the first step in which a line multiplies gradients that still have the loss scale in them."""
+    for op in judging.whole.ops:
+        ran = judging.ran.get(op.index, {}).get(0) if op.kind == "step" else None
+        ranks = judging.measured.get(op.index, {})
+        told = changed_while_scaled(ranks, judging.at(op.index - 1), touched(ran), op.iteration) if ran else ""
+        if told:
+            return told
     return ""
 
 

@@ -321,6 +321,12 @@ def _norm(ranks: Mapping[int, OfStep], *, after: bool) -> float | None:
     return sqrt(sum(size for size, _ in squares.values())) if known else None
 
 
+def factor_of(step: OfStep) -> float | None:
+    """By which number all gradients are multiplied between the backward and the optimizer; None where it is not one."""
+    found = _factors(step.gradients.values())
+    return found[0] if len(found) == 1 else None
+
+
 def _factors(gradients: Iterable[Gradient]) -> list[float | None]:
     """The numbers that gradients other than zeros were multiplied by, each once; one None where some was changed
     otherwise."""

@@ -20,8 +20,9 @@ def line(number: int, *factors: float) -> Touch:
     return Touch(f"mine.py:{number} (`clip()`)", {"changed": ["w"]}, (), factors)
 
 
-def test_a_clip_before_the_scale_is_out_is_told() -> None:
-    assert changed_while_scaled(ranks(0.25 / 65536), BEFORE, [line(7), line(8, 0.25)], 2) == (
+@pytest.mark.parametrize("later", [[], [line(9, 1 / 65536)]], ids=["in the scaler's step", "by a line"])
+def test_a_clip_before_the_scale_is_out_is_told(later: list[Touch]) -> None:
+    assert changed_while_scaled(ranks(0.25 / 65536), BEFORE, [line(7), line(8, 0.25), *later], 2) == (
         "in step 2 mine.py:8 (`clip()`) multiplies gradients by 0.25 while they still have the factor of the loss "
         "scale, 65536, by which they are divided only behind it: a limit on them counts it in; call the scaler's "
         "`unscale_` before it"

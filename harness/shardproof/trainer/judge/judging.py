@@ -281,7 +281,7 @@ class Judging:
         sizes = {name: prod(values[PARAMS, name].shape) for name in wrong if (PARAMS, name) in values}
         given = {name for name, word in self.gradients.get(step, {}).items() if word in (GRADIENT, ZEROS)}
         alone = {name: why for name, size in sizes.items() if name in given and (why := not_reduced(size, ranks))}
-        seen = f"Gradients of {one_or_many([*alone])} are not seen to be reduced in the first step."
+        seen = f"Gradients of {one_or_many([*alone])} are not seen to be reduced in the first step." if alone else ""
         gradients = f"{seen} {next(iter(alone.values()))}" if alone else ""
         return paragraphs(drawn_by_ranks([Moment(build, self.ran.get(op, {}))]), gradients)
 

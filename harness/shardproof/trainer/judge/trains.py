@@ -71,6 +71,7 @@ from shardproof.trainer.values.overflows import SCHEDULER, all_overflow, overflo
 from shardproof.trainer.values.plain import counted_apart, every_step_skipped
 from shardproof.trainer.values.rates import ZERO, rates_in
 from shardproof.trainer.values.rounding import FLOATS, PARAMS, At
+from shardproof.trainer.values.schedule_base import above_the_base
 from shardproof.trainer.values.staircase import staircase
 from shardproof.verdict import Verdict
 
@@ -164,6 +165,7 @@ def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[st
         next(filter(None, (recomputed(judging.calls.get(op.index, {}), op.iteration) for op in judging.whole.ops)), ""),
         _at_rate_zero(judging),
         staircase(states[0]),
+        above_the_base(states[0]),
         *strangely_chosen(states[0]),
         _multiplied(judging),
         judging.explained(lambda: _changed_while_scaled(judging)),

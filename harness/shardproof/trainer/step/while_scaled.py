@@ -4,8 +4,9 @@ scale.
 A scaler of torch divides gradients by its scale in `unscale_` or, where nobody called that, inside of `step`. What is
 done to them before counts the scale in: a limit of 1 on a norm of 65536 times its length clips every step.
 
-*Verifies*: that gradients go from the backward to the optimizer by one factor, that of the line divided by the scale.
-*Does not verify*: scalers that keep no `scale` in their state.
+*Verifies*: that gradients go from the backward to the optimizer by one factor, and that a line multiplies them before
+another one divides them by the scale, or that no line does and the optimizer has them without it. *Does not verify*:
+scalers that keep no `scale` in their state.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ def changed_while_scaled(ranks: Mapping[int, OfStep], before: At, touches: Seque
     changing = [touch for touch in touches if touch.scaled]
     if total is None or scale in (0.0, 1.0) or not changing or any(len(touch.scaled) > 1 for touch in changing):
         return ""
-    by_lines = prod(touch.scaled[0] for touch in changing)
-    if not isclose(total * scale, by_lines, rel_tol=NEAR):
+    unscaled = [at for at, touch in enumerate(changing) if isclose(touch.scaled[0] * scale, 1.0, rel_tol=NEAR)]
+    hidden = isclose(total * scale, prod(touch.scaled[0] for touch in changing), rel_tol=NEAR)
+    before_it = changing[: unscaled[0]] if unscaled else changing if hidden else []
+    if not before_it:
         return ""
-    first = changing[0]
+    first = before_it[0]
     return (
         f"in step {step} {first.place} multiplies gradients by {first.scaled[0]:.5g} while they still have the factor "
         f"of the loss scale, {scale:.6g}, by which they are divided only behind it: a limit on them counts it in; call "

@@ -530,6 +530,19 @@ def test_a_second_load_that_gives_something_else_is_told(folder: Path) -> None:
     assert told["used"].startswith("After a second load in the same process, of a folder that was written again since")
 
 
+def test_what_a_loader_says_after_a_second_load_is_no_difference_since_no_step_follows(folder: Path) -> None:
+    place = ("extra_state", "loader.sampler.epoch")
+
+    class Loading(Simulation):
+        def build(self, session: Session, op: Op, state: State) -> None:
+            super().build(session, op, state)
+            state[place] = np.zeros(1, np.float32)
+
+    fault = only("used", "load", place, plus, 5)
+    scenario = simulation(folder, program="arms used").scenario
+    assert failed(Loading(scenario, fault).judged(folder)) == {}
+
+
 def test_what_no_load_restores_is_nothing_that_a_second_one_forgets(folder: Path) -> None:
     assert failed(judged(folder, only("used", "load", MOMENT, plus, 4), program="arms used")) == {}
 

@@ -128,6 +128,7 @@ def test_weights_that_are_plain_tensors_are_told_and_those_that_torch_puts_there
         pytest.param("Clip().clamp(x)", "", id="a method of something made there"),
         pytest.param("clip.clamp(x)", "", id="a method of another object"),
         pytest.param("y = x.clamp(0)\n    y.sum()", "", id="taken"),
+        pytest.param("F.relu(y).sum().backward()", "", id="of what a function came to"),
         pytest.param("layer.apply(print)", "", id="a method of a module"),
     ],
 )
@@ -148,6 +149,7 @@ class Clip:
 clip, layer = Clip(), torch.nn.Linear(1, 1)
 
 def step(x):
+    y = torch.ones(2, requires_grad=True)
     {line}
 """
     found = dropped(of_step(partial(written(tmp_path, source).step, torch.ones(2, requires_grad=False))))

@@ -59,7 +59,7 @@ from shardproof.trainer.data.epochs import first_epoch_alone
 from shardproof.trainer.judge.after_load import Loaded, of_resumed, of_second_load, of_used, refusal
 from shardproof.trainer.judge.altered import altered
 from shardproof.trainer.judge.at_the_end import end_not_seen, with_the_end
-from shardproof.trainer.judge.harmless import beside_random_states, harmless, random_before
+from shardproof.trainer.judge.harmless import beside_random_states, harmless, is_of_a_loader, random_before
 from shardproof.trainer.judge.judging import Judging, step_of
 from shardproof.trainer.judge.line_by_line import line_by_line
 from shardproof.trainer.judge.other_mesh import on_another_mesh
@@ -422,11 +422,13 @@ class Judge(Judging):
 
     def _loaded_twice(self, used: Session) -> tuple[list[Difference], str]:
         """Differences after the second load of a folder that was written again, of values which the first load
-        restores; and the sentence."""
+        restores; and the sentence. What a loader says of itself is left out: the step that would show whether it
+        matters, or sets it, does not follow."""
         saves, loads = ([op.index for op in used.ops if op.kind == kind and op.checkpoint == arms.ANEW]
                         for kind in ("save", "load"))  # fmt: skip
         (saved, saved_anew), (first, second) = map(self.at, saves), map(self.at, loads)
         wrong = {key for key in {*saved, *first} if saved.get(key) != first.get(key)}
+        wrong |= {key for key in {*saved_anew, *second} if is_of_a_loader(key)}
         found = self.compare(saved_anew, second, loads[1], self._free_at_load | wrong)
         step = next(op.iteration for op in reversed(used.ops) if op.kind == "step" and op.index < saves[0])
         return found, of_second_load(found, first, second, step) if found else ""

@@ -43,9 +43,9 @@ def harmless(judging: Judging, session: Session, other: Session, saved: int = -1
     loaders = set[Name]()
     if given and all(one and one == its for one, its in given):
         made = set(pairs[0][0]) if loads else set[Name]()
-        made = {name for name in made if _is_of_a_loader(name) and pairs[0][0][name] != pairs[0][1].get(name)}
+        made = {name for name in made if is_of_a_loader(name) and pairs[0][0][name] != pairs[0][1].get(name)}
         made = {name for name in made if all(one.get(name) == its.get(name) for one, its in pairs[1:])}
-        loaders = made | {name for one, its in pairs for name in one.keys() ^ its.keys() if _is_of_a_loader(name)}
+        loaders = made | {name for one, its in pairs for name in one.keys() ^ its.keys() if is_of_a_loader(name)}
     counts, anew = counts_alone(pairs), made_anew(pairs) if loads else set()
     notes = [*([of_loaders(loaders)] if loaders else []), *([counted_steps(counts)] if counts else [])]
     notes += [of_each_step(anew)] if anew else []
@@ -84,7 +84,7 @@ def beside_random_states(
     own = {(one.key.role, one.key.fqn) for one in found}
     *early, last = [op.index for op in session.ops if op.kind == "step"] or [-1]
     random = all(role in OF_A_RANK for role, _ in own)
-    beside = all(role in OF_A_RANK or _is_of_a_loader((role, name)) for role, name in own)
+    beside = all(role in OF_A_RANK or is_of_a_loader((role, name)) for role, name in own)
     if not early or not own or not beside or found[0].key.op >= last:
         return found, []
     every = own | {(key.role, key.fqn) for key in judging.observed if key.role in OF_A_RANK}
@@ -135,7 +135,7 @@ def _may_be_drawn(parting: Parting) -> bool:
     return parting.kind == MADE or (noise and parting.one is not None and ".backward(" not in parting.one.text)
 
 
-def _is_of_a_loader(name: Name) -> bool:
+def is_of_a_loader(name: Name) -> bool:
     """Whether a value, or a generator, hangs on a loader by its name."""
     return is_of_data(name) or (name[0] in OF_A_RANK and is_of_data(("extra_state", without_rank(name[1]))))
 

@@ -17,6 +17,9 @@ PURE = ("torch.nn.functional.", "torch.distributed.nn.functional.", "torch.distr
 
 _ASKS = frozenset({"inplace", "out"})
 
+_WRITES = ("_", "inplace", "wait_tensor")
+"""Ends of the names of functions among these that write into what they are given, or wait for it."""
+
 IN_PLACE_TOO = frozenset({
     "abs", "addcdiv", "addcmul", "bitwise_and", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "div",
     "divide", "exp", "floor", "index_add", "index_copy", "index_fill", "index_put", "lerp", "log", "masked_fill",
@@ -38,26 +41,34 @@ class Dropped(NamedTuple):
 def dropped_in(tree: ast.Module) -> dict[int, Dropped]:
     """Line of a statement that is nothing but a call without effect → what it calls."""
     stands_for = dict(_imports(tree))
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+                 and any(ast.unparse(base).endswith("Function") for base in node.bases)}  # fmt: skip
     found = dict[int, Dropped]()
     for node in ast.walk(tree):
         match node:
-            case ast.Expr(value=ast.Call(func=called, keywords=words)) if not {word.arg for word in words} & _ASKS:
-                if dropped := _of(called, stands_for):
+            case ast.Expr(value=ast.Call(func=called, args=args, keywords=words)) if not _may_write(args, words):
+                if dropped := _of(called, stands_for, functions):
                     found[node.lineno] = dropped
     return found
 
 
-def _of(called: ast.expr, stands_for: dict[str, str]) -> Dropped | None:
+def _may_write(args: list[ast.expr], words: list[ast.keyword]) -> bool:
+    """Whether an argument may ask for a result that is written into what is given, also by its place."""
+    asked = any(isinstance(each, ast.Constant) and each.value is True for each in args)
+    return asked or bool({word.arg for word in words} & _ASKS)
+
+
+def _of(called: ast.expr, stands_for: dict[str, str], functions: set[str]) -> Dropped | None:
     path = ast.unparse(called)
     first, dot, rest = path.partition(".")
     whole = f"{stands_for.get(first, first)}{dot}{rest}"
     name = path.rpartition(".")[2]
-    if whole.startswith(PURE) and not name.endswith("_"):
+    if f"{whole.rpartition('.')[0]}." in PURE and not name.endswith(_WRITES):
         return Dropped("", name)
     if not isinstance(called, ast.Attribute):
         return None
     holder = ast.unparse(called.value)
-    if name == "apply" and holder.rpartition(".")[2][:1].isupper():
+    if name == "apply" and holder in functions:
         return Dropped("", path)
     return Dropped(holder, name) if name in IN_PLACE_TOO and _is_path(called.value) else None
 

@@ -23,7 +23,7 @@ from shardproof.trainer.judge.whose_data import data_repeat, ranks_overlap, same
 from shardproof.trainer.lines.broadcast import paired
 from shardproof.trainer.lines.caught import caught
 from shardproof.trainer.lines.put_back import put_back
-from shardproof.trainer.lines.statements import WRITTEN, Moment, touched
+from shardproof.trainer.lines.statements import WRITTEN, Moment, is_cut, touched
 from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
 from shardproof.trainer.step.calls import recomputed
@@ -36,6 +36,9 @@ from shardproof.trainer.values import wording
 from shardproof.trainer.values.chosen import strangely_chosen
 from shardproof.trainer.values.every_mesh import fits, without_rank
 from shardproof.trainer.values.gradients import (
+    GRADIENT,
+    PASSED_OVER,
+    UNDONE,
     OfParameters,
     are_frozen,
     has_master,
@@ -133,7 +136,19 @@ def _of_parameters(judging: Judging, still: Sequence[str], number: int) -> Itera
     if at_random:
         yield frozen_at_random(at_random)
     undeclared.sort(key=lambda name: name not in at_random)
-    yield never_moved(undeclared, number, why_each(undeclared, seen))
+    why = why_each(undeclared, seen)
+    if UNDONE in why and _untouched(judging, [name for name in undeclared if seen.get(name) == GRADIENT]):
+        why = why.replace(UNDONE, PASSED_OVER)
+    yield never_moved(undeclared, number, why)
+
+
+def _untouched(judging: Judging, names: Collection[str]) -> bool:
+    """Whether no line of the first rank changes any of these parameters in a step, while some lines change others."""
+    steps = [judging.ran.get(op.index, {}).get(0, b"") for op in judging.whole.ops if op.kind == "step"]
+    if not all(steps) or any(map(is_cut, steps)):
+        return False
+    written = {name for ran in steps for touch in touched(ran) for name in touch.done.get(WRITTEN, ())}
+    return bool(written) and not written & {*names}
 
 
 def _of_steps(judging: Judging, moments: Sequence[int], last: At) -> Iterator[str]:

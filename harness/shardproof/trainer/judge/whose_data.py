@@ -25,6 +25,8 @@ from shardproof.trainer.data.packed import cut_elsewhere
 from shardproof.trainer.data.shares import OfRanks, in_common, shares_overlap
 from shardproof.trainer.judge.judging import Judging, step_of
 from shardproof.trainer.lines.lines_of_state import numbers_made
+from shardproof.trainer.values.counted import plain_number
+from shardproof.trainer.values.every_mesh import is_of_data, without_rank
 
 
 def data_of(judging: Judging, session: Session, found: Sequence[Difference]) -> str:
@@ -48,8 +50,25 @@ def data_of(judging: Judging, session: Session, found: Sequence[Difference]) -> 
 
 
 def data_repeat(judging: Judging, session: Session) -> str:
-    """A note on data that a session is given again in the same order."""
-    return next(filter(None, (repeats(_of_steps(session, given)) for given in _ways(judging))), "")
+    """A note on data that a session is given again in the same order, with the samplers that stay in their epoch."""
+    told = next(filter(None, (repeats(_of_steps(session, given)) for given in _ways(judging))), "")
+    epochs = _epochs_that_stay(judging, session) if told else []
+    if not epochs:
+        return told
+    return (
+        f"{told}; {' and '.join(epochs)} after every step, so look at what should tell the sampler its epoch, as "
+        "`set_epoch` does"
+    )
+
+
+def _epochs_that_stay(judging: Judging, session: Session) -> list[str]:
+    """The epochs of loaders and samplers that are one number after all steps of a session, such as
+    `loader.batch_sampler.epoch is 0`."""
+    steps = [judging.at(op.index) for op in session.ops if op.kind == "step"]
+    names = [name for name in steps[0] if name[1].endswith(".epoch") and is_of_data(name)] if steps else []
+    told = ((name, {plain_number(values, name) for values in steps}) for name in sorted(names))
+    return [f"{without_rank(name[1])} is {texts.pop().rpartition(' ')[2]}" for name, texts in told
+            if len(texts) == 1 and "" not in texts]  # fmt: skip
 
 
 def same_data(judging: Judging) -> str:

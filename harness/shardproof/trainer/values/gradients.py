@@ -26,12 +26,19 @@ two ranks is none of zeros."""
 
 LEAST_FIRST = (NONE, ZEROS, FROZEN, UNSTEPPED, GRADIENT, STEPPED_FROZEN, NOT_FINITE)
 
+UNDONE = "so look at what undoes its step, or at whether they are too small to change anything"
+
+PASSED_OVER = (
+    "and no line changes these parameters, not even for a while: look at whether the optimizer passes them over, as "
+    "where its step returns early, or whether what it adds is too small to change anything"
+)
+"""Stands in place of `UNDONE` where every line is known."""
+
 _SUSPECTS = {
     NONE: "no gradient arrives (`.grad` is None when the optimizer steps)",
     ZEROS: "their gradients are all zeros when the optimizer steps",
     FROZEN: "they are frozen (`requires_grad` is False)",
-    GRADIENT: "gradients other than zero are there when the optimizer steps, so look at what undoes its step, "
-    "or at whether they are too small to change anything",
+    GRADIENT: f"gradients other than zero are there when the optimizer steps, {UNDONE}",
     NOT_FINITE: "their gradients are NaN or infinite, for which a loss scale skips a step",
     UNSTEPPED: "gradients other than zero reach them, and no param group of an optimizer that stepped has them: was it "
     "made before they were there, or were to train",

@@ -14,7 +14,8 @@ fast index (4 to 36 s, and 14 to 22 s). The library is then imported once, to se
 needs to start.
 *What a server takes*: `START_S`.
 *Not counted*: that of more than four servers the one that was idle longest makes room, and may have to start again. A
-plan has the scenarios of one server one after another (`shardproof.space.plan`), so that few do.
+plan has the scenarios of one server one after another (`shardproof.space.plan`), so that few do. Nor the servers of
+single cures, which a failure of a library without cures is run on once more (`shardproof.laboratory.attribution`).
 """
 
 from __future__ import annotations

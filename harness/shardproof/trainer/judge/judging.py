@@ -36,6 +36,7 @@ from shardproof.trainer.lines.ends import End, ends_by_op
 from shardproof.trainer.lines.lines_of_ranks import (
     drawn_by_ranks,
     left_alone,
+    made_apart,
     of_ranks,
     scaled_by_ranks,
     touched_by_ranks,
@@ -265,6 +266,8 @@ class Judging:
         def told() -> str:
             alone, uneven = (left_alone(ran[0], wrong), unevenly_reduced(ran[0])) if 0 in ran else ("", "")
             drawn = self._drawn_and_not_reduced(op, sorted(wrong)) if wrong else ""
+            builds = any(each.index == op and each.kind == "build" for each in self._session_of(op).ops)
+            drawn = drawn or (made_apart(ran, wrong) if builds else "")
             return paragraphs(of_ranks(ran), touched_by_ranks(ran) or alone, scaled_by_ranks(ran), uneven, drawn)
 
         return self.explained(told)

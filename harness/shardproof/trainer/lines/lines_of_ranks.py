@@ -103,6 +103,40 @@ def drawn_by_ranks(moments: Sequence[Moment]) -> str:
     return f"Of the lines that draw, {'; '.join([*told.values()][:MOST_PLACES])}." if told else ""
 
 
+def made_apart(ran: OfRanks, names: Collection[str]) -> str:
+    """A sentence about the first statement that makes one of some tensors otherwise on another rank than on the first,
+    with what it reads that is not alike either; empty where none does while both run the same.
+
+    Args:
+        names: of the tensors, as parameters are called.
+    """
+    first, *others = sorted(ran) or [0]
+    words = {name.rpartition(".")[2] for name in names}
+    for rank in others:
+        read: tuple[Statement, Statement] | None = None
+        for mine, its in zip(unpacked(ran[first]), unpacked(ran[rank]), strict=False):
+            if mine.place != its.place:
+                break
+            read = (mine, its) if mine.kind == BEGINS else read
+            apart = _apart_in(mine, its) if mine.kind == ENDS else []
+            path = next((path for path in apart if last_word(path) in words), "")
+            if path:
+                begun = read is not None and read[0].place[:2] == mine.place[:2]
+                out_of = [each for each in _apart_in(*read) if each != path] if read is not None and begun else []
+                made = f" out of {' and '.join(f'`{each}`' for each in out_of[:MOST_PLACES])}," if out_of else ""
+                return (
+                    f"Of the lines of this operation, {mine.shown()} is the first that makes `{path}` otherwise on "
+                    f"rank {rank} than on rank {first},{made} and nothing behind it makes them one again."
+                )
+    return ""
+
+
+def _apart_in(mine: Statement, its: Statement) -> list[str]:
+    """The paths of values that one moment of a statement has otherwise on two ranks."""
+    known = {each.path: each.text for each in its.values}
+    return [each.path for each in mine.values if known.get(each.path, each.text) != each.text]
+
+
 def _drawn_apart(mine: Statement, its: Statement, ranks: tuple[int, int]) -> str:
     """Which value a statement that draws has otherwise on a second rank. The rank itself is told of a seed alone."""
     known = {each.path: each for each in its.values}

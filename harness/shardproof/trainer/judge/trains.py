@@ -28,7 +28,7 @@ from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
 from shardproof.trainer.step.calls import recomputed
 from shardproof.trainer.step.measured import NOTHING, mixed, rates_at, rates_told, scaled_apart, stale
-from shardproof.trainer.step.model_calls import evaluates, same_rows, weighed_by_call
+from shardproof.trainer.step.model_calls import evaluates, padding_counts, same_rows, weighed_by_call
 from shardproof.trainer.step.samples import zeroed_before
 from shardproof.trainer.step.updates import grown_by
 from shardproof.trainer.step.while_scaled import changed_while_scaled
@@ -231,7 +231,7 @@ def _scaled(judging: Judging) -> bool:
 def _measured(judging: Judging) -> Iterator[str]:
     """Notes on what the steps of the run without a break do and is seldom meant, each with the first step of it."""
     steps = [(op.iteration, op.index) for op in judging.whole.ops if op.kind == "step"]
-    for look in (weighed_by_call, same_rows, evaluates):
+    for look in (weighed_by_call, same_rows, padding_counts, evaluates):
         of_one_update = [pair for pair in steps if look is not weighed_by_call or not _updates_often(judging, pair[1])]
         calls = (look(judging.model_calls.get(index, {}), step) for step, index in of_one_update)
         yield next(filter(None, calls), "")

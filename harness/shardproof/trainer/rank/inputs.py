@@ -53,7 +53,7 @@ class Given:
     came: whether one did. zeroed: the line that set what it made to zero before an optimizer stepped. weights: of the
     targets of a cross-entropy, by which the loss weighs each. evaluates: whether the model's `training` is False.
     draws: whether random numbers were drawn in it. elements: of the first tensor that its first module was given.
-    numbers: these, if they are whole numbers and not many."""
+    numbers: these, if they are whole numbers and not many. padded: what `padding_among` says of the targets."""
 
     digest: str
     rows: int
@@ -62,6 +62,7 @@ class Given:
     came: bool = False
     zeroed: str = ""
     weights: list[float] = field(default_factory=list)
+    padded: list[int] = field(default_factory=list)
     evaluates: bool = False
     draws: bool = False
     elements: int = 0
@@ -98,7 +99,7 @@ class Inputs:
     def record(self, op: int, rank: int) -> Record:
         """The calls so far as a record that is not compared; what follows begins anew."""
         calls = [[one.digest, one.rows, one.samples, one.gradients, one.zeroed if self._steps else "", one.weights,
-                  one.evaluates, one.draws, one.elements, one.numbers] for one in self.given]  # fmt: skip
+                  one.evaluates, one.draws, one.elements, one.numbers, one.padded] for one in self.given]  # fmt: skip
         data = json.dumps(calls).encode()
         self.given, self._open, self._seen, self._call = [], 0, False, None  # a module that raised has not ended
         return whole(op, rank, GIVEN, "", "utf8", (len(data),), data)
@@ -206,7 +207,12 @@ def _keep(given: Given, output: torch.Tensor, gradient: torch.Tensor) -> None:
     except Exception:  # as of `_samples`
         return
     given.weights = weights_of_targets(output, gradient)
+    given.padded = padding_among(gradient) if given.weights else []
     given.gradients = [one + other for one, other in zip(given.gradients or [0.0] * given.rows, sizes, strict=True)]
+
+
+LEAST_FILLING = 0.1
+"""The least share of targets that is told of as padding."""
 
 
 def weights_of_targets(output: torch.Tensor, gradient: torch.Tensor) -> list[float]:
@@ -233,6 +239,26 @@ def weights_of_targets(output: torch.Tensor, gradient: torch.Tensor) -> list[flo
             return weights[:, 0].tolist() if len(own) and bool(fits.all()) else []
     except Exception:  # as of `_samples`
         return []
+
+
+def padding_among(gradient: torch.Tensor) -> list[int]:
+    """The class that fills up the ends of rows among the targets of a cross-entropy, how many targets it is, and of how
+    many; empty where some targets have no weight already, or where no class looks like a filling: one that ends at
+    least half of the rows, each as far as its own length asks, and stands nowhere else.
+
+    Args:
+        gradient: (rows, places, classes), at the logits.
+    """
+    if gradient.ndim != len(("rows", "places", "classes")) or not gradient.ne(0).any(-1).all():
+        return []
+    with torch.no_grad():
+        right = gradient.abs().argmax(-1)
+        filling = right[:, -1].mode().values
+        runs = right.eq(filling).flip(1).cumprod(1).sum(1)
+        number, lengths = int(runs.sum()), set(runs.tolist())
+        elsewhere = int(right.eq(filling).sum()) != number
+    few = int((runs > 1).sum()) * 2 < len(runs) or number < right.numel() * LEAST_FILLING
+    return [] if elsewhere or few or len(lengths) < 2 else [int(filling), number, right.numel()]
 
 
 def _is_forward() -> bool:

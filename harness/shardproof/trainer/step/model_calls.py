@@ -21,12 +21,14 @@ MOST_TOLD = 3
 @dataclass(frozen=True)
 class Call:
     """A call of the model. rows: digests of its samples. weights: of each of its targets in a cross-entropy, by which
-    the loss weighs it. evaluates: whether the model's `training` is False. draws: whether it draws random numbers."""
+    the loss weighs it. evaluates: whether the model's `training` is False. draws: whether it draws random numbers.
+    padded: the class that fills up rows among the targets, how many of them, and of how many; empty of none."""
 
     rows: tuple[str, ...]
     weights: tuple[float, ...]
     evaluates: bool
     draws: bool = False
+    padded: tuple[int, ...] = ()
 
 
 def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Call]]]:
@@ -36,8 +38,8 @@ def model_calls_by_op(records: Iterable[Record]) -> dict[int, dict[int, list[Cal
         if record.role == GIVEN:
             told = json.loads(record.data)
             calls = [
-                Call(tuple(rows), tuple(weights), evaluating, draws)
-                for _, _, rows, gradients, _, weights, evaluating, draws, *_ in told
+                Call(tuple(rows), tuple(weights), evaluating, draws, tuple(padded))
+                for _, _, rows, gradients, _, weights, evaluating, draws, _, _, padded in told
                 if gradients
             ]
             found.setdefault(record.op, {})[record.rank] = calls
@@ -101,6 +103,20 @@ def same_rows(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
         f"in step {step} the models of ranks {', '.join(map(str, alike))} are given the same samples: right where they "
         "share out one model, as in tensor parallelism, and otherwise each of them should have its own"
     )
+
+
+def padding_counts(ranks: Mapping[int, Sequence[Call]], step: int) -> str:
+    """A note on targets that fill up rows, and that the loss weighs as it does the others; empty where none do."""
+    for rank, calls in sorted(ranks.items()):
+        for call in calls:
+            if call.padded and call.weights and near(call.weights):
+                filling, number, of = call.padded
+                return (
+                    f"in step {step} {number} of the {of} targets on rank {rank} are class {filling} at the ends of "
+                    "rows, which nothing else is, and weigh as much as the others: if that is padding, the loss counts "
+                    "it; look for `ignore_index`, or a mask"
+                )
+    return ""
 
 
 def evaluates(ranks: Mapping[int, Sequence[Call]], step: int) -> str:

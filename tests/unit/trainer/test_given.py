@@ -23,7 +23,7 @@ from shardproof.trainer.data.given import (
     rows_by_op,
 )
 from shardproof.trainer.rank.inputs import Inputs
-from shardproof.trainer.step.measured import model_calls_by_op
+from shardproof.trainer.step.model_calls import model_calls_by_op
 from shardproof.trainer.values.checkpoints import held_under, numbers_held
 from shardproof.trainer.values.counted import with_counted
 from shardproof.trainer.values.every_mesh import of_both

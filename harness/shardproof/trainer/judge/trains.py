@@ -242,7 +242,7 @@ def _measured(judging: Judging) -> Iterator[str]:
 
 
 def _multiplied(judging: Judging) -> str:
-    """A note on the first step that leaves all parameters about one number times what they were."""
+    """Make a note on the first step that leaves all parameters about one number times what they were before."""
     for op in judging.whole.ops:
         if op.kind == "step":
             ran = judging.ran.get(op.index, {}).get(0)

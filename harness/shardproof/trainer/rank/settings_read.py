@@ -23,6 +23,9 @@ _ALL_AT_ONCE = frozenset({"vars", "locals", "__dict__", "asdict", "astuple", "fi
 _PLAIN_BASES = frozenset({"", "Trainer", "Module", "object", "Dataset", "IterableDataset", "Sampler", "ABC"})
 """Bases of which nobody knows to read an attribute that a class of one's own has named."""
 
+_OF_LOADERS = frozenset({"batch_size", "drop_last", "sampler", "batch_sampler", "generator", "epoch", "num_samples"})
+"""Attributes of samplers and data sets that torch's loaders, and libraries around them, look for."""
+
 _BUILDS = frozenset({"__init__", "build", "setup", "configure"})
 
 

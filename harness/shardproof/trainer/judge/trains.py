@@ -23,6 +23,7 @@ from shardproof.trainer.judge.whose_data import data_repeat, ranks_overlap, same
 from shardproof.trainer.lines.broadcast import paired
 from shardproof.trainer.lines.caught import caught
 from shardproof.trainer.lines.put_back import put_back
+from shardproof.trainer.lines.rates_set import sets_often
 from shardproof.trainer.lines.statements import WRITTEN, Moment, is_cut, touched
 from shardproof.trainer.lines.uneven import uneven
 from shardproof.trainer.lines.unread import dropped, over_nothing, unread, unread_settings
@@ -274,6 +275,8 @@ def _schedule(judging: Judging, last: At) -> str:
     program if there is one to try; empty of a rate that stays and has no schedule."""
     steps = [op.index for op in judging.whole.ops if op.kind == "step"]
     seen = [rates_at(judging.measured.get(index, {}).get(0, NOTHING), judging.at(index - 1)) for index in steps]
+    if often := _rates_often(judging):
+        return often
     if lost := _rate_lost(judging, seen):
         return lost
     rates = {rate for rate in seen if rate}
@@ -283,6 +286,18 @@ def _schedule(judging: Judging, last: At) -> str:
         return schedule_goes_on(len(steps), program) if program else ""
     scheduled = any(role == SCHEDULER and name.endswith(".last_epoch") for role, name in last)
     return schedule_stands_still(max(rates, key=len), len(steps), program) if scheduled and rates else ""
+
+
+def _rates_often(judging: Judging) -> str:
+    """A note on the first step in which a line sets a group's rate several times while an optimizer steps once."""
+    for op in judging.whole.ops:
+        ran = judging.ran.get(op.index, {}).get(0) if op.kind == "step" else None
+        own = judging.measured.get(op.index, {}).get(0)
+        if ran and own and sum(own.steps.values()) == 1 and own.backwards > 1:
+            told = next(filter(None, map(sets_often, touched(ran))), "")
+            if told:
+                return f"in step {op.iteration}, in which an optimizer steps once, {told}"
+    return ""
 
 
 def _rate_lost(judging: Judging, used: Sequence[str]) -> str:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from shardproof.trainer.lines.nested import heads_of
 from shardproof.trainer.lines.setters import with_values
-from shardproof.trainer.lines.statements import RATE, TOUCHES, Moment, unpacked
+from shardproof.trainer.lines.statements import RATE, TOUCHES, Moment, Touch, unpacked
 from shardproof.trainer.values import wording
+from shardproof.trainer.values.telling import times
 
 
 class _Set(NamedTuple):
@@ -78,3 +79,27 @@ def _behind(data: bytes, number: int) -> str:
 
 
 _DECIDES = re.compile(r"(if|elif|while) ")
+
+
+def sets_often(touch: Touch) -> str:
+    """The end of a note on a line that sets the rate of one group several times in a step, to several numbers; empty of
+    any other.
+
+    Args:
+        touch: what the line did in the step.
+    """
+    first = [each for each in touch.rated if each[0] == touch.rated[0][0]]
+    if len(first) < 2 or len({new for _, _, new in first}) < 2:
+        return ""
+    old, new = _shown(first[0][1]), _shown(first[-1][2])
+    return (
+        f"{touch.place} sets the learning rate {times(len(first))}, from {old} to {new}: a schedule that is "
+        "stepped for each micro-batch is over sooner than one that counts the optimizer's steps"
+    )
+
+
+def _shown(rate: str) -> str:
+    try:
+        return f"{float(rate):.6g}"
+    except ValueError:
+        return rate
